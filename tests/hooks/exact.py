@@ -82,23 +82,26 @@ def supervised(
     amend: bool = False,
 ) -> tuple[list[Losses], int]:
     """The losses of each attempt under `unbroken run`, and its exit code. The last rank is killed with signal 9 once it is in each of these
-    steps, in an attempt of its own; at step `stop_at` the run is asked to stop."""
+    steps, in an attempt of its own; at step `stop_at` of an attempt after those the run is asked to stop."""
     run = folder / "run"
     log = folder / f"log-{time.monotonic_ns()}"
     command = [sys.executable, "-u", "-m", "unbroken", "run", "--nproc", str(ranks), "--run-dir", str(run)]
     command += ["--amend"] if amend else []
     with open(log, "wb") as out:
         p = subprocess.Popen([*command, "--", str(script), *options], cwd=folder, env=environment(), stdout=out, stderr=out)  # fmt: skip
-    left, killed, asked = list(kill_at), set[int](), False
+    left, asked = list(kill_at), False
+    over = len(attempts(run))  # so many have ended before, or by our hand
     try:
         deadline = time.monotonic() + DEADLINE_S
         while p.poll() is None and time.monotonic() < deadline:
-            seen = {step for _, step in (attempts(run) or [{}])[-1]}
-            if left and left[0] in seen and (pid := _rank(run, ranks - 1)) and pid not in killed:
+            found = attempts(run)
+            # What the attempt before has left, lines of its log and processes, is not taken for the next one's.
+            seen = {step for _, step in found[-1]} if len(found) > over else set()
+            if left and left[0] in seen and (pid := _rank(run, ranks - 1)):
                 os.kill(pid, signal.SIGKILL)
-                killed.add(pid)
+                over = len(found)
                 left.pop(0)
-            elif stop_at and stop_at in seen and not asked:
+            elif stop_at and not left and stop_at in seen and not asked:
                 p.send_signal(signal.SIGINT)
                 asked = True
             time.sleep(0.01)
@@ -126,11 +129,16 @@ def _rank(run: Path, rank: int) -> int:
 
 
 def check_exact(undisturbed: Losses, made: list[Losses], kills: int) -> None:
-    """Each loss that any attempt reported is the undisturbed training's, every step was made, and no attempt began again."""
+    """Each loss that any attempt reported is the undisturbed training's, every step was made, and no attempt began again. One makes
+    no step only where the kill came after the last of them was saved."""
     assert len(made) == kills + 1, f"{len(made)} attempts"
-    begun = [min(step for _, step in a) for a in made]
-    assert begun[0] == 1 and all(b > 2 for b in begun[1:]), f"attempts began at steps {begun}"
+    begun = [min((step for _, step in a), default=0) for a in made]
+    assert begun[0] == 1 and all(b == 0 or b > 2 for b in begun[1:]), f"attempts began at steps {begun}"
     for number, attempt in enumerate(made, 1):
+        before = {at for a in made[: number - 1] for at in a}
+        assert attempt or before == set(undisturbed), (
+            f"attempt {number} made no step, and there were some left"
+        )
         for at, found in attempt.items():
             assert found == undisturbed[at][: len(found)], f"attempt {number}, (rank, step) {at}"
     assert {at for a in made for at in a} == set(undisturbed), "every step was made"
