@@ -1,6 +1,6 @@
 """False alarms and delays of the watch over the loss: real curves, their noise over trends, and injected divergences.
 
-    python benchmarks/spikes.py [--data ../shared/data/loss_curves] [--seeds 1 2 3] [-o RESULT.json]
+    python benchmarks/spikes.py [--data ../shared/data/loss_curves] [--seeds 1 2 3] [--jobs 2] [-o RESULT.json]
 
 Real: every curve of the folder, whole and from each of its thousands on. Noise: what the real curve has beside its median
 is laid, in its own order and from a place by chance, over trends that a healthy run has (flat, decay, warm restart, rewarming, steps
@@ -17,7 +17,12 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,6 +70,8 @@ SLOWER: dict[str, Shape] = {
     "jump by 5 spreads, then a ramp of a tenth of one": lambda k, s: s * (5 + 0.1 * k),
 }
 """Found too, but not promised within 20 steps: they look like what heals, or lie below 15 % of the loss at first."""
+SHAPES = {"healing": HEALING, "diverging": DIVERGING, "slower": SLOWER}
+RAMPS = (0.02, 0.1, 0.3, 1.0)
 
 
 def watch(losses: Sequence[float], norms: Sequence[float] | None = None) -> list[LossFinding]:
@@ -115,6 +122,112 @@ def inject(noise: Sequence[float], shape: Shape, draw: random.Random) -> int | N
     return None if found is None or found.step <= at else found.step - at
 
 
+# --- pieces: each a few seconds of one process
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One part of the work: `count` places by chance of one case with one seed; of a real curve (`seed` is then its first step) the whole."""
+
+    part: str
+    case: str
+    seed: int
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What every process needs: the real curves, and the noise of all of them."""
+
+    real: Mapping[str, Sequence[float]]
+    noise: Sequence[float]
+
+
+def work(curves: Curves, piece: Piece) -> list[Any]:
+    """What came of each place: of a divergence its delay, else (rolled back, told as slow) or what `look_at_nan`, `look_at_ramp` say."""
+    draw = random.Random(f"{piece.seed} {piece.part} {piece.case}")
+    noise, places = curves.noise, range(piece.count)
+    if piece.part == "real":
+        return [count_findings(watch(curves.real[piece.case][piece.seed :]))]
+    if piece.part == "trends":
+        trend = TRENDS[piece.case]
+        return [count_findings(watch(lay(noise, trend, draw.randrange(len(noise)), LENGTH))) for _ in places]
+    if piece.part == "nan":
+        return [look_at_nan(noise, draw) for _ in places]
+    if piece.part == "slow_ramps":
+        return [look_at_ramp(noise, float(piece.case), draw) for _ in places]
+    return [inject(noise, SHAPES[piece.part][piece.case], draw) for _ in places]
+
+
+def count_findings(findings: Sequence[LossFinding]) -> tuple[bool, int]:
+    """(whether it was rolled back, how often it was told as slow)."""
+    return declared(findings) is not None, sum(f.kind is LossKind.SLOW for f in findings)
+
+
+def look_at_nan(noise: Sequence[float], draw: random.Random) -> tuple[bool, bool]:
+    """NaN from a step on: (whether it was not seen at once, or not declared; whether a single one was rolled back)."""
+    at = draw.randint(0, 600)
+    losses = lay(noise, TRENDS["flat"], draw.randrange(len(noise)), at + 50)
+    findings = watch([x if i < at else math.nan for i, x in enumerate(losses)])
+    late = not findings or findings[0].step != at + 1 or declared(findings) is None
+    return late, declared(watch([math.nan if i == at else x for i, x in enumerate(losses)])) is not None
+
+
+def look_at_ramp(noise: Sequence[float], rate: float, draw: random.Random) -> tuple[str, int | None]:
+    """A ramp of so much in 1,000 steps: as what it is told, and after how many steps."""
+    losses = lay(noise, TRENDS["flat"], draw.randrange(len(noise)), 4000)
+    findings = watch([x + max(0, i - 1000) * rate / 1000 for i, x in enumerate(losses)])
+    after = [f for f in findings if f.step > 1000]
+    return (str(after[0].kind), after[0].step - 1000) if after else ("nothing", None)
+
+
+def list_pieces(curves: Curves, seeds: Sequence[int], places: int) -> list[Piece]:
+    """All of them; the longest, the real curves, first."""
+    real = [Piece("real", name, start) for name, c in curves.real.items() for start in range(0, len(c), 1000)]
+    tried = [Piece("trends", name, seed, 20) for seed in seeds for name in TRENDS]
+    shaped = [Piece(part, name, seed, places) for seed in seeds for part in SHAPES for name in SHAPES[part]]
+    ramps = [Piece("slow_ramps", str(rate), seeds[0], 40) for rate in RAMPS]
+    return [*real, *tried, *ramps, *shaped, *(Piece("nan", "", seed, places) for seed in seeds)]
+
+
+# --- all of them together
+
+
+def summarise(
+    found: Mapping[tuple[str, str], list[Any]], curves: Curves
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """(the result's parts, how many of the promises were broken)."""
+    parts: dict[str, dict[str, Any]] = {p: {} for p in ("real", "trends", *SHAPES, "nan", "slow_ramps")}
+    wrong = 0
+    for (part, case), all_of in found.items():
+        if part in ("real", "trends"):
+            rolled, slow = sum(r for r, _ in all_of), sum(n for _, n in all_of)
+            starts = range(0, len(curves.real.get(case, ())), 1000)
+            steps = (
+                sum(len(curves.real[case]) - i for i in starts) if part == "real" else LENGTH * len(all_of)
+            )
+            parts[part][case] = {"steps": steps, "rollbacks": rolled, "told_as_slow": slow}
+            wrong += rolled + (slow if part == "real" else 0)
+        elif part == "healing":
+            rolled = sum(d is not None for d in all_of)
+            parts[part][case] = {"injected": len(all_of), "rollbacks": rolled}
+            wrong += rolled
+        elif part in SHAPES:
+            parts[part][case] = row = describe_delays(all_of)
+            wrong += row["injected"] - row["within_20_steps"] if part == "diverging" else 0
+        elif part == "nan":
+            late, single = sum(x for x, _ in all_of), sum(x for _, x in all_of)
+            parts[part] = {
+                "injected": len(all_of), "not_seen_at_once": late, "declared_after_steps": 3, "single_ones_rolled_back": single,
+            }  # fmt: skip
+            wrong += late
+        else:
+            delays = [d for _, d in all_of if d is not None]
+            kinds = dict(Counter(k for k, _ in all_of))
+            parts[part][case] = {"told_as": kinds, "median_steps": median(delays) if delays else None}
+    return parts, wrong
+
+
 def main() -> int:
     """Runs everything; prints and writes one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -123,94 +236,30 @@ def main() -> int:
     parser.add_argument(
         "--seeds", type=int, nargs="+", default=[1], help="1 is the one that the rule was tuned on"
     )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="processes; the answer is the same for any number"
+    )
     parser.add_argument("-o", "--out", type=Path)
     args = parser.parse_args()
-    curves = {p.name: read_curve(p) for p in sorted(args.data.glob("*.csv"))}
-    if not curves:
+    real = {p.name: read_curve(p) for p in sorted(args.data.glob("*.csv"))}
+    if not real:
         print(f"there is no curve in {args.data}", file=sys.stderr)
         return 2
-    draws = [random.Random(seed) for seed in args.seeds]
-    places = [draw for draw in draws for _ in range(args.places)]
-    result: dict[str, Any] = {
-        "machine": describe_machine(),
-        "seeds": args.seeds,
-        "real": {},
-        "trends": {},
-        "healing": {},
-        "diverging": {},
-        "slower": {},
-    }
-    wrong = 0
-    for name, curve in curves.items():
-        steps = rollbacks = slow = 0
-        for start in range(0, len(curve), 1000):
-            findings = watch(curve[start:])
-            steps += len(curve) - start
-            rollbacks += declared(findings) is not None
-            slow += sum(f.kind is LossKind.SLOW for f in findings)
-        result["real"][name] = {"steps": steps, "rollbacks": rollbacks, "told_as_slow": slow}
-        wrong += rollbacks + slow
-    noise = [x for curve in curves.values() for x in find_noise(curve)]
-    for name, trend in TRENDS.items():
-        rollbacks = slow = 0
-        for draw in draws * 20:
-            findings = watch(lay(noise, trend, draw.randrange(len(noise)), LENGTH))
-            rollbacks += declared(findings) is not None
-            slow += sum(f.kind is LossKind.SLOW for f in findings)
-        result["trends"][name] = {
-            "steps": 20 * len(draws) * LENGTH,
-            "rollbacks": rollbacks,
-            "told_as_slow": slow,
-        }
-        wrong += rollbacks
-    for name, shape in HEALING.items():
-        delays = [inject(noise, shape, draw) for draw in places]
-        result["healing"][name] = {"injected": len(delays), "rollbacks": sum(d is not None for d in delays)}
-        wrong += result["healing"][name]["rollbacks"]
-    for name, shape in DIVERGING.items():
-        result["diverging"][name] = describe_delays([inject(noise, shape, draw) for draw in places])
-        wrong += len(places) - result["diverging"][name]["within_20_steps"]
-    for name, shape in SLOWER.items():
-        result["slower"][name] = describe_delays([inject(noise, shape, draw) for draw in places])
-    result["nan"] = inject_nan(noise, places)
-    wrong += result["nan"]["not_seen_at_once"]
-    result["slow_ramps"] = {str(rate): find_slow(noise, rate, draws[0]) for rate in (0.02, 0.1, 0.3, 1.0)}
+    began = time.monotonic()
+    curves = Curves(real, [x for curve in real.values() for x in find_noise(curve)])
+    pieces = list_pieces(curves, args.seeds, args.places)
+    found: dict[tuple[str, str], list[Any]] = {}
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for piece, rows in zip(pieces, pool.map(partial(work, curves), pieces), strict=True):
+            found.setdefault((piece.part, piece.case), []).extend(rows)
+    parts, wrong = summarise(found, curves)
+    result: dict[str, Any] = {"machine": describe_machine(), "seeds": args.seeds, **parts, "wrong": wrong}
+    result["seconds"] = round(time.monotonic() - began)
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:
         args.out.write_text(text + "\n")
     return 1 if wrong else 0
-
-
-def inject_nan(noise: Sequence[float], places: Sequence[random.Random]) -> dict[str, Any]:
-    """NaN from a step on: seen at once, declared with the third; a single one is not rolled back."""
-    late = single = 0
-    for draw in places:
-        at = draw.randint(0, 600)
-        losses = lay(noise, TRENDS["flat"], draw.randrange(len(noise)), at + 50)
-        findings = watch([x if i < at else math.nan for i, x in enumerate(losses)])
-        late += not findings or findings[0].step != at + 1 or declared(findings) is None
-        single += declared(watch([math.nan if i == at else x for i, x in enumerate(losses)])) is not None
-    return {
-        "injected": len(places),
-        "not_seen_at_once": late,
-        "declared_after_steps": 3,
-        "single_ones_rolled_back": single,
-    }
-
-
-def find_slow(noise: Sequence[float], rate: float, draw: random.Random) -> dict[str, Any]:
-    """A ramp of so much in 1,000 steps: after how many steps it is told, and as what."""
-    delays: list[int] = []
-    kinds: dict[str, int] = {}
-    for _ in range(40):
-        losses = lay(noise, TRENDS["flat"], draw.randrange(len(noise)), 4000)
-        findings = watch([x + max(0, i - 1000) * rate / 1000 for i, x in enumerate(losses)])
-        after = [f for f in findings if f.step > 1000]
-        kind = str(after[0].kind) if after else "nothing"
-        kinds[kind] = kinds.get(kind, 0) + 1
-        delays += [after[0].step - 1000] if after else []
-    return {"told_as": kinds, "median_steps": median(delays) if delays else None}
 
 
 if __name__ == "__main__":

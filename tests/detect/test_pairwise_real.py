@@ -94,6 +94,8 @@ def test_which_direction_was_lost_is_told_where_one_side_received() -> None:
     assert combine(("a", "b"), good, ProbeResult(True, True, 3.0)).rate == 3.0
     assert combine(("a", "b"), silent, deaf).lost == ("a",)
     assert combine(("a", "b"), deaf, silent).lost == ("b",) and not combine(("a", "b"), deaf, deaf).lost
+    # Whoever hangs in the middle may have received all.
+    assert not combine(("a", "b"), silent, read_probe("")).lost
 
 
 def test_what_a_side_prints_comes_back() -> None:

@@ -37,13 +37,15 @@ class ProbeOptions:
 @dataclass(frozen=True)
 class ProbeResult:
     """What one side saw: `received` says that the other's data came, `rate` is in bytes per second (0 where it failed), `ready_s` is how long
-    it took to start, None where it did not in time: then there was no test."""
+    it took to start, None where it did not in time: then there was no test; `answered` is False where nothing was heard of the side: whether it
+    received is not known then."""
 
     passed: bool
     received: bool = False
     rate: float = 0.0
     why: str = ""
     ready_s: float | None = 0.0
+    answered: bool = True
 
 
 def probe(o: ProbeOptions) -> ProbeResult:
@@ -105,7 +107,7 @@ def read_probe(text: str) -> ProbeResult:
                 )
             except (ValueError, KeyError, TypeError):
                 break
-    return ProbeResult(False, why="no answer")
+    return ProbeResult(False, why="no answer", answered=False)
 
 
 def make_arguments(o: ProbeOptions) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...errors import UnbrokenError
 from ...waiting import wait_within
@@ -69,7 +69,8 @@ class PairwiseRun:
         try:
             address = await self.meet(pair)
         except (OSError, UnbrokenError) as e:
-            return combine(pair, ProbeResult(False, why=str(e)), ProbeResult(False, why="nobody to meet"))
+            silent = ProbeResult(False, why=str(e), answered=False)
+            return combine(pair, silent, replace(silent, why="nobody to meet"))
         sides = await asyncio.gather(
             *(
                 self._run_side(
@@ -87,16 +88,16 @@ class PairwiseRun:
         try:
             return await wait_within(self.start(node, options), self.test_s)
         except TimeoutError:
-            return ProbeResult(False, why=f"no answer within {self.test_s:g} s")
+            return ProbeResult(False, why=f"no answer within {self.test_s:g} s", answered=False)
         except (OSError, UnbrokenError) as e:
-            return ProbeResult(False, why=str(e))
+            return ProbeResult(False, why=str(e), answered=False)
 
 
 def combine(pair: Pair, first: ProbeResult, second: ProbeResult) -> PairResult:
     """Both sides of a test. A sender is lost where the other side lives, has answered, and did not receive, while its own data came."""
     passed = first.passed and second.passed
     lost = []
-    if not passed and first.received != second.received:
+    if not passed and first.answered and second.answered and first.received != second.received:
         lost = [pair[0]] if first.received else [pair[1]]
     rate = min(first.rate, second.rate) if passed else 0.0
     return PairResult(pair, passed, rate, tuple(lost))

@@ -59,5 +59,8 @@ def _read(answer: dict[str, object]) -> ProbeResult:
         ready = answer.get("ready_s")
         ready_s = None if ready is None else number(ready, "ready_s", 0.0, 1e6)
     except Malformed as e:
-        return ProbeResult(False, why=str(e))
-    return ProbeResult(answer.get("passed") is True, answer.get("received") is True, rate, why, ready_s)
+        return ProbeResult(False, why=str(e), answered=False)
+    answered = answer.get("answered") is not False
+    return ProbeResult(
+        answer.get("passed") is True, answer.get("received") is True, rate, why, ready_s, answered
+    )
