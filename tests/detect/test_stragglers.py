@@ -63,6 +63,24 @@ def test_a_short_slowness_is_left_alone() -> None:
     assert not run(w, {}, windows=20)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_where_ranks_take_turns_in_being_slow_nobody_is_named(seed: int) -> None:
+    """As ranks do on processors that share their cores: each is 15 % slower for a while, and then another."""
+    draw, w, off = random.Random(seed), watch(8, 2), [0.0] * 8
+    for k in range(80):
+        off = [0.95 * x + draw.gauss(0, 0.08) * 0.31 for x in off]
+        work = {r: RankWork(0.02 * (1 + off[r]) * draw.gauss(1, 0.02)) for r in w.nodes}
+        found = w.observe(k * STEPS, 0.03, work)
+        assert found is None or not found.nodes
+
+
+def test_a_rank_that_is_slow_for_good_is_named_after_others_were_for_a_while() -> None:
+    w = watch(64)
+    run(w, {3: 1.08}, windows=6)
+    first = run(w, {37: 1.3}, windows=20)[0]
+    assert first.ranks == (37,)
+
+
 def test_ranks_of_two_nodes_are_not_named() -> None:
     first = run(watch(), {3: 1.2, 60: 1.2})[0]
     assert first.kind is SlowKind.SEVERAL and not first.ranks and not first.nodes

@@ -12,11 +12,13 @@ import pytest
 
 from unbroken.detect.stragglers import SlowKind
 from unbroken.detect.work import WorkMeter, read_used
+from unbroken.errors import UsageError
 from unbroken.link.bounds import Malformed
 from unbroken.progress import PageReader, Run, StepRecord
 from unbroken.progress import page as layout
 from unbroken.progress.records.steps import Step, read_steps, step_record
 from unbroken.recover.node.ranks.process import _record
+from unbroken.recover.node.supervision.reporting import ProgressReport
 from unbroken.recover.supervise.attempt.loss import LossFollower
 from unbroken.recover.supervise.attempt.slow import WorkFollower
 from unbroken.recover.supervise.nodes.received import check
@@ -83,13 +85,44 @@ def test_ranks_that_report_are_put_together(tmp_path: Path) -> None:
     assert (finding.kind, finding.nodes, finding.ranks, steps) == (SlowKind.NODE, ("n2",), (5,), 10)
 
 
+def test_a_pipeline_stage_with_more_work_is_told_as_such_and_no_node_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "p" / "rank-0.page"
+    layout.create(path, rank=0, attempt=1)
+    assert PageReader(path).read().peers == 0
+    Run(path).set_peers(3)
+    assert PageReader(path).read().peers == 3
+    with pytest.raises(UsageError):
+        Run(None).set_peers(-1)
+    meter, report = WorkMeter(os.getpid(), on_processor=False), ProgressReport()
+    meter.take(0, [], 0.0)
+    window = meter.take(10, [StepRecord(s, 0, 1.0, 0.0, busy=0.3) for s in range(10)], 5.0, 3)
+    assert window is not None
+    report.add(
+        0, {"count": 10, "phase": 2, "source": "page", "total": None, "steps": [[9, "0x1p0", 0, 1.0]]}, [0]
+    )
+    report.add_work(0, window)
+    sent = report.take()
+    assert sent is not None and sent["work"] == [[0, 9, 10, 0.5, 0.3, 0.3, 3]]
+    follower = WorkFollower({r: f"n{r // 2}" for r in range(12)})
+    for step in range(10, 200, 10):
+        follower.take(
+            [
+                [r, step, 10, 1.0, 0.65 if r >= 8 else 0.5, None, *([r // 4] if r >= 4 else [])]
+                for r in range(12)
+            ]
+        )
+    assert follower.finding is not None
+    assert follower.finding[0].kind is SlowKind.STAGE and "stage 2" in follower.finding[0].why
+
+
 @pytest.mark.parametrize(
     "row", [[], [0] * 5, [9, 1, 10, 1.0, 1.0, None], [0, 1, 0, 1.0, 1.0, None], [0, 1, 10, -1.0, 1.0, None],
-            [0, 1, 10, 1.0, "x", None], [0, 1, 10, 1.0, 1.0, float("nan")]],
+            [0, 1, 10, 1.0, "x", None], [0, 1, 10, 1.0, 1.0, float("nan")],
+            [0, 1, 10, 1.0, 1.0, None, -1], [0, 1, 10, 1.0, 1.0, None, 1, 1]],
 )  # fmt: skip
 def test_work_that_makes_no_sense_is_refused(row: list[Any]) -> None:
     message = {"op": "progress", "attempt": 1, "sent": 1.0, "groups": [], "steps": {}, "work": [row]}
     with pytest.raises(Malformed):
         check(message, 8)
-    good = {**message, "work": [[0, 1, 10, 1.0, 1.0, None]]}
+    good = {**message, "work": [[0, 1, 10, 1.0, 1.0, None], [1, 1, 10, 1.0, 1.0, None, 3]]}
     assert check(good, 8) is good

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean as mean
@@ -52,7 +52,12 @@ class SlowSettings:
     share: float = 0.005
     """and so much of the step's time: what is less does not make it slow."""
     most: float = 0.75
-    """In so many of the windows it has half of that, at least: a short slowness is none."""
+    """In so many of the windows it has half of that, at least, and in the newest: a short slowness is none."""
+    apart: float = 2.0
+    """And so many times the most that a rank of another node has had in such a mean, now and in the `memory` before: where ranks take
+    turns in being slow, as on processors that share their cores, the next one is no finding."""
+    memory: int = 32
+    """So many means, one each `windows`."""
     held: int = 4
     """What is said of all ranks holds in so many windows one after the other."""
     peers: int = 3
@@ -90,6 +95,8 @@ class SlowWatch:
     def __post_init__(self) -> None:
         keep = 2 * self.settings.held
         self._ratios: dict[int, deque[float]] = {r: deque(maxlen=self.settings.windows) for r in self.nodes}
+        self._unrest: deque[tuple[tuple[float, str], ...]] = deque(maxlen=self.settings.memory)
+        self._taken = 0
         self._first: list[tuple[float, float, float]] = []
         self._tops: deque[int | None] = deque(maxlen=keep)
         self._pausing: deque[tuple[int, ...]] = deque(maxlen=keep)
@@ -150,34 +157,52 @@ class SlowWatch:
         self, step: int, step_s: float, known: Mapping[int, RankWork], medians: Mapping[str, float]
     ) -> SlowFinding | None:
         s = self.settings
-        held = []
+        held, means = [], dict[int, float]()
         for g in medians:
             peers = [r for r in known if self.peers.get(r, "") == g and len(self._ratios[r]) == s.windows]
             if len(peers) >= s.peers:
-                held += self._find_outliers(peers, s.share * step_s / medians[g])
+                means |= {r: mean(self._ratios[r]) for r in peers}
+                held += self._find_outliers({r: means[r] for r in peers}, s.share * step_s / medians[g])
+        others = self._remember(means)
         if not held:
             return None
-        excess = max(known[r].busy - medians[self.peers.get(r, "")] for r in held)
+        excess = max((means[r] - 1) * medians[self.peers.get(r, "")] for r in held)
         nodes = Counter(self.nodes[r] for r in held)
-        share = median(mean(self._ratios[r]) for r in held) - 1
+        share = median(means[r] for r in held) - 1
         ranks = tuple(sorted(held))
         if len(nodes) > 1:
             why = f"{len(ranks)} ranks on {len(nodes)} nodes have {share:.0%} more work than their peers: see what they have in common"
             return SlowFinding(SlowKind.SEVERAL, step, excess, why)
         (node,) = nodes
+        if share < s.apart * max((x for x, n in others if n != node), default=0.0):
+            return None
         named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
         why = f"{named} on {node}: {share:.0%} more time at work than {'its' if len(ranks) == 1 else 'their'} peers, who wait {excess:.3g} s in each step of {step_s:.3g} s"
         return SlowFinding(SlowKind.NODE, step, excess, why, ranks, (node,))
 
-    def _find_outliers(self, peers: Sequence[int], share: float) -> list[int]:
-        """Those whose mean over the windows is far above 1, where the mean of that many would be by chance. Windows are taken as
-        independent; what differs between two ranks all the time and by little is below `least`."""
+    def _remember(self, means: Mapping[int, float]) -> list[tuple[float, str]]:
+        """The largest means of two nodes, now and once each `windows` before: how far one node may lie above its peers by itself."""
+        largest: dict[str, float] = {}
+        for r, x in means.items():
+            largest[self.nodes[r]] = max(x - 1, largest.get(self.nodes[r], 0.0))
+        now = tuple(sorted(((x, n) for n, x in largest.items()), reverse=True)[:2])
+        before = [x for block in self._unrest for x in block]
+        self._taken += 1
+        if self._taken % self.settings.windows == 0:
+            self._unrest.append(now)
+        return [*now, *before]
+
+    def _find_outliers(self, means: Mapping[int, float], share: float) -> list[int]:
+        """Those whose mean over the windows is far above 1, where the mean of that many would be by chance: as windows differ, taken as
+        independent, or as the means of the peers do, which they are not where ranks share what they run on. What differs
+        between two ranks all the time and by little is below `least`."""
         s = self.settings
-        spread = _measure(x for r in peers for x in self._ratios[r]) / math.sqrt(s.windows)
-        more = max(s.least, s.spreads * spread, share)
+        by_chance = _measure(x for r in means for x in self._ratios[r]) / math.sqrt(s.windows)
+        more = max(s.least, s.spreads * max(by_chance, _measure(means.values())), share)
+        high = 1 + s.least / 2
         return [
-            r for r in peers
-            if mean(self._ratios[r]) > 1 + more and sum(x > 1 + s.least / 2 for x in self._ratios[r]) >= s.most * s.windows
+            r for r, x in means.items()
+            if x > 1 + more and self._ratios[r][-1] > high and sum(x > high for x in self._ratios[r]) >= s.most * s.windows
         ]  # fmt: skip
 
     def _find_stage(self, step: int, step_s: float, medians: Mapping[str, float]) -> SlowFinding | None:

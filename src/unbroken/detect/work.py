@@ -14,18 +14,21 @@ from pathlib import Path
 
 from ..progress import StepRecord
 
-_LEAST_STEPS, _LEAST_S = 10, 0.5
+LEAST_STEPS, LEAST_S = 10, 1.0
+"""Short steps are put together: what lasts a moment only is some other process's."""
 
 
 @dataclass(frozen=True)
 class WorkWindow:
-    """`steps` steps that ended with `step`, in seconds a step: `wall` between its ends, `busy` at work, `peak` the work of the worst step (None where it is not known)."""
+    """`steps` steps that ended with `step`, in seconds a step: `wall` between its ends, `busy` at work, `peak` the work of the worst step (None where it is not known). Ranks
+    with the same `peers` do the same work."""
 
     step: int
     steps: int
     wall: float
     busy: float
     peak: float | None = None
+    peers: int = 0
 
 
 class WorkMeter:
@@ -38,11 +41,13 @@ class WorkMeter:
         self._begun = False
         self._reported: list[float | None] = []
 
-    def take(self, count: int, records: Sequence[StepRecord], now: float) -> WorkWindow | None:
+    def take(
+        self, count: int, records: Sequence[StepRecord], now: float, peers: int = 0
+    ) -> WorkWindow | None:
         """The window that is over, if one is: `count` steps were made so far, `records` are the newest of them."""
         self._reported += [r.busy for r in records]
         steps, wall = count - self._count, now - self._at
-        if self._begun and (steps < _LEAST_STEPS or wall < _LEAST_S):
+        if self._begun and (steps < LEAST_STEPS or wall < LEAST_S):
             return None
         before, self._used = self._used, read_used(self._pid) if self._on_processor else 0.0
         reported, self._reported = self._reported, []
@@ -53,9 +58,9 @@ class WorkMeter:
             return None
         given = [b for b in reported if b is not None]
         if reported and len(given) == len(reported):
-            return WorkWindow(last, steps, wall / steps, sum(given) / len(given), peak=max(given))
+            return WorkWindow(last, steps, wall / steps, sum(given) / len(given), max(given), peers)
         busy = max(0.0, self._used - before) / steps
-        return WorkWindow(last, steps, wall / steps, busy) if busy > 0 else None
+        return WorkWindow(last, steps, wall / steps, busy, None, peers) if busy > 0 else None
 
 
 def read_used(pid: int) -> float:

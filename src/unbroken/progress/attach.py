@@ -51,6 +51,7 @@ class Run:
         self._stop = view[_page.CONTROL_AT + 8 : _page.CONTROL_AT + 16].cast("q")
         self._pid = view[24:32].cast("Q")
         self._total = view[32:40].cast("q")
+        self._peers = view[_page.PEERS_AT : _page.PEERS_AT + 8].cast("Q")
         self._pid[0] = os.getpid()
         self._count = int(self._state[0])
         self._since[0] = monotonic()
@@ -97,6 +98,16 @@ class Run:
         Save, wait until the checkpoint is durable, and exit with `unbroken.EXIT_STOPPED`.
         """
         return 0 <= self._stop[0] <= step
+
+    def set_peers(self, group: int) -> None:
+        """Says which ranks do the same work as this one: those that give the same number, such as their pipeline stage. Who is slow
+        is compared among them alone; without it, among all. Raises UsageError for a number below 0."""
+        if group < 0:
+            raise UsageError(
+                f"{group} is no group of ranks", hint="Give the number of the pipeline stage, from 0 on"
+            )
+        if self.active:
+            self._peers[0] = group
 
     def phase(self, name: str) -> _PhaseScope:
         """Enters a phase: starting, compiling, training, evaluating, checkpointing or stopping.

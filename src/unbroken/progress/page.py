@@ -6,7 +6,8 @@ It lies in the node's own memory (`/dev/shm` or the node's scratch folder), neve
 
 Layout, little-endian, frozen (a change raises VERSION):
 
-    0    header   8s magic, u32 version, u32 rank, u64 attempt, u64 pid, i64 total steps (-1 unknown)
+    0    header   8s magic, u32 version, u32 rank, u64 attempt, u64 pid, i64 total steps (-1 unknown), u64 peers (0 all; older writers
+                  leave it so)
     64   state    u64 count of ring records, u64 phase, f64 time of the phase's start,
                   f64 time of the step at which the rank found its lease expired (0 never)
     128  control  f64 lease until, i64 stop at step (-1 none), u64 epoch           written by the agent
@@ -36,7 +37,8 @@ HEADER = struct.Struct("<8sIIQQq")
 STATE = struct.Struct("<QQdd")
 CONTROL = struct.Struct("<dqQ")
 RECORD = struct.Struct("<QqqddddQ")
-STATE_AT, CONTROL_AT = 64, 128
+PEERS = struct.Struct("<Q")
+PEERS_AT, STATE_AT, CONTROL_AT = 40, 64, 128
 SIZE = RING_AT + RING * RECORD.size
 NO_STOP = -1
 _UNKNOWN_TOTAL = -1
@@ -70,7 +72,8 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a page says at one moment. `last` is the newest completed step, None before the first."""
+    """What a page says at one moment. `last` is the newest completed step, None before the first; ranks with the same `peers` do the same
+    work."""
 
     rank: int
     attempt: int
@@ -80,6 +83,7 @@ class Progress:
     phase_since: float
     count: int
     last: StepRecord | None
+    peers: int = 0
 
 
 def create(path: Path, *, rank: int, attempt: int) -> None:
@@ -134,6 +138,7 @@ class PageReader:
             phase_since=since,
             count=count,
             last=last,
+            peers=PEERS.unpack_from(self._page, PEERS_AT)[0],
         )
 
     def take(self) -> list[StepRecord]:

@@ -69,7 +69,7 @@ def _steps(t: Training, saving: Saving, stop_flag: list[int], callbacks: Sequenc
         loss, norm, asked, batch = t.train_step(saving.wait_for_copies, asked)
         if writer:
             writer.step(t.step, loss, batch)
-        run.step(t.step, loss=loss, norm=float(norm), tokens=tokens_per_step)
+        run.step(t.step, loss=loss, norm=float(norm), busy=t.busy, tokens=tokens_per_step)
         if journal is not None:
             journal(batches.record(t.step, position))
         for callback in callbacks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..progress import Run
 from .buckets import Buckets
+from .checks.busy import BusyTime
 from .checks.recheck import Recheck, StepNumbers, keep_generators
 from .config import TrainConfig
 from .corpus.chat import Conversations
@@ -47,6 +49,11 @@ class Trainer:
     step: int = 0
     """Steps completed."""
     recheck: Recheck | None = None
+    busy: float = math.nan
+    """Seconds that this rank's GPU worked on the last step's gradients, without waiting for other ranks; NaN without a GPU."""
+
+    def __post_init__(self) -> None:
+        self._busy = BusyTime(self.world.device)
 
     def state(self) -> dict[str, Any]:
         """The state as a checkpoint keeps it; its tensors are the live ones."""
@@ -110,21 +117,23 @@ class Trainer:
             c.optim.weight_decay,
         )
         self.step += 1
+        self.busy = self._busy.take()
         # Of the host, so that whoever reads it waits for nothing.
         return made.loss, torch.tensor(made.norm), made.stop > 0, batch.tobytes()
 
     def _make_gradients(self, data: Tensor, parts: list[slice], stop: bool) -> Tensor:
         """Leaves the gradients of this step in the buckets, reduced over the ranks; returns their norm."""
         b = self.buckets
-        b.zero()
-        for i, part in enumerate(parts):
-            last = i == len(parts) - 1
-            loss = self._loss(data[part]) * ((part.stop - part.start) / len(data))
-            b.scalars[0] += loss.detach()
-            if last:
-                b.scalars[1] = float(stop)
-                b.expect()
-            loss.backward()
+        with self._busy:  # reductions run beside it, and are waited for after it
+            b.zero()
+            for i, part in enumerate(parts):
+                last = i == len(parts) - 1
+                loss = self._loss(data[part]) * ((part.stop - part.start) / len(data))
+                b.scalars[0] += loss.detach()
+                if last:
+                    b.scalars[1] = float(stop)
+                    b.expect()
+                loss.backward()
         b.reduce(self.world.size)
         return b.norm()
 

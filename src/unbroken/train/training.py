@@ -29,6 +29,8 @@ class Training(Protocol):
     position: SamplePosition
     step: int
     """Steps completed."""
+    busy: float
+    """Seconds of the last step in which this rank did not wait for others; NaN where that is not known."""
 
     @property
     def order(self) -> SampleOrder | MixedOrder:

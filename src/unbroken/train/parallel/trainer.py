@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,8 @@ class PlanTrainer:
     pipeline: Pipeline | None
     rate: Callable[[OptimConfig, int, int], float] = learning_rate
     step: int = 0
+    busy: float = math.nan
+    """Not known: its forward pass waits for the other ranks' new parameters."""
     _made: int = 0
     """Steps of this process."""
 
@@ -250,6 +253,7 @@ def build(
     if isinstance(tokens, TokenMixture):
         order = tokens.order(config.run.eval_samples if config.run.eval_every else 0, c.seed)
     mesh = open_mesh(layout, world.rank, world.device)
+    run.set_peers(mesh.here.pipeline)
     low = config.run.dtype == "bfloat16"
     gradients = torch.bfloat16 if plan.gradient_dtype == "bfloat16" else torch.float32
     kernel = choose_attention(config, world.device, world.rank)

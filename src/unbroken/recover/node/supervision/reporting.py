@@ -45,7 +45,9 @@ class ProgressReport:
     def add_work(self, rank: int, w: WorkWindow) -> None:
         """Takes what a rank worked in a window of its steps."""
         row = (w.wall, w.busy, w.peak)
-        self._work.append([rank, w.step, w.steps, *(None if x is None else round(x, 7) for x in row)])
+        seconds = [None if x is None else round(x, 7) for x in row]
+        # An older supervisor refuses what it does not know: whoever has no peers of its own does not name them.
+        self._work.append([rank, w.step, w.steps, *seconds, *([w.peers] if w.peers else [])])
 
     def take(self) -> Message | None:
         """The fields of a `progress` message, and starts afresh; None where there is no news."""

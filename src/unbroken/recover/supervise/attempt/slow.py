@@ -14,18 +14,20 @@ class WorkFollower:
     """`finding` is the newest one that was not taken yet, and how many steps its window had."""
 
     def __init__(self, nodes: Mapping[int, str]) -> None:
-        self._watch = SlowWatch(nodes)
+        self._peers = dict[int, str]()
+        self._watch = SlowWatch(nodes, self._peers)
         self._ranks = frozenset(nodes)
         self._news: dict[int, WorkWindow] = {}
         self.finding: tuple[SlowFinding, int] | None = None
 
     def take(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Takes an agent's rows `[rank, step, steps, wall, busy, peak]`; a window is judged once all ranks have told one."""
+        """Takes an agent's rows `[rank, step, steps, wall, busy, peak, peers]`, the last left out where it is 0; a window is judged once all ranks have told one."""
         for rank, *window in rows:
             self._news[rank] = WorkWindow(*window)
         if not self._ranks <= self._news.keys():
             return
         news, self._news = self._news, {}
+        self._peers.update({r: str(w.peers) for r, w in news.items() if w.peers or r in self._peers})
         step, steps = min(w.step for w in news.values()), min(w.steps for w in news.values())
         step_s = median(w.wall for w in news.values())
         found = self._watch.observe(step, step_s, {r: RankWork(w.busy, w.peak) for r, w in news.items()})
