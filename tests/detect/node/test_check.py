@@ -13,6 +13,7 @@ import pytest
 
 from unbroken.cli.main import dispatch
 from unbroken.detect.node import CheckedNode, CheckResult, State, check_node, quick, whole
+from unbroken.detect.node.counters import compare_counters, read_counters
 from unbroken.detect.node.files import check_folder
 from unbroken.detect.node.gpus import check_gpus
 from unbroken.detect.node.kernel import check_kernel_log
@@ -47,6 +48,31 @@ def test_healthy_gpus_are_not_bad_and_each_thing_is_said() -> None:
 def test_what_a_gpu_says_of_itself_is_bad_at_that_gpu_alone(gpu: FakeGpu, name: str, says: str) -> None:
     found = bad(check_gpus(FakeNvml([FakeGpu(), gpu])))
     assert list(found) == [(name, "gpu 1")] and says in found[name, "gpu 1"]
+
+
+def test_errors_of_links_are_said_and_those_that_rise_in_a_test_are_judged(tmp_path: Path) -> None:
+    gpu = FakeGpu(nvlink_recoveries=1, nvlink_replays=7)
+    nvml = FakeNvml([FakeGpu(), gpu])
+    (said,) = (c for c in check_gpus(nvml) if (c.name, c.device) == ("nvlink", "gpu 1"))
+    assert said.state is State.GOOD and "7 replays" in said.text and "1 recoveries" in said.text
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    (port / "counters").mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "counters/link_downed").write_text("2\n")
+    (port / "counters/symbol_error").write_text("40\n")
+    (up,) = check_network((), tmp_path)
+    assert up.state is State.GOOD and "2 link downed, 40 symbol error" in up.text
+    before = read_counters(nvml, tmp_path)
+    assert not [c for c in compare_counters(before, before) if c.state is not State.GOOD]
+    gpu.nvlink_replays += 5
+    (port / "counters/link_downed").write_text("3\n")
+    found = compare_counters(before, read_counters(nvml, tmp_path))
+    assert bad(found) == {("network errors", "mlx5_0/1"): "while it was tested: 1 link downed"}
+    assert ("nvlink errors", "gpu 1", "while it was tested: 5 replays") in {
+        (c.name, c.device, c.text) for c in found
+    }
+    gpu.nvlink_recoveries += 1
+    assert ("nvlink errors", "gpu 1") in bad(compare_counters(before, read_counters(nvml, tmp_path)))
 
 
 def test_power_capping_and_idle_clocks_are_no_fault() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .counters import count_link_errors, describe_counts
 from .result import CheckResult, State
 
 _SLOWED = {0x08: "the hardware slows it down", 0x40: "it is too hot", 0x80: "the power brake is on"}
@@ -86,4 +87,4 @@ def _check_links(nvml: Any, handle: Any) -> tuple[State, str]:
         return State.NOT_CHECKED, "it has no NVLink that is up"
     if down:
         return State.BAD, f"{up} NVLinks are up, and {', '.join(map(str, down))} are not"
-    return State.GOOD, f"{up} NVLinks are up"
+    return State.GOOD, f"{up} NVLinks are up{describe_counts(count_link_errors(nvml, handle))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from .counters import describe_counts, read_counters
 from .result import CheckResult, State
 
 
@@ -21,9 +22,11 @@ def check_network(expected: Collection[str] = (), root: Path = Path("/")) -> lis
     seen |= {f"{p.parent.parent.name}/{p.name}": _find_port_trouble(p) for p in ports}
     for name in sorted(set(expected) - seen.keys()):
         found.append(CheckResult("network", State.BAD, "it is not there", name))
+    counted = read_counters(None, root)
     for name, trouble in seen.items():
         if not trouble:
-            found.append(CheckResult("network", State.GOOD, "it is up", name))
+            errors = describe_counts(counted.get(("network", name), {}))
+            found.append(CheckResult("network", State.GOOD, f"it is up{errors}", name))
         elif name in expected:
             found.append(CheckResult("network", State.BAD, trouble, name))
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..counters import compare_counters, read_counters
 from ..result import GPU_CHECK, CheckResult, State
 from .bandwidth import check_bandwidth
 from .bus import check_bus
@@ -38,7 +39,7 @@ class FullCheck:
 def check_fully(c: FullCheck) -> list[CheckResult]:
     """What each check found, within about `seconds`; of those for which no time was left that they were not made."""
     began = time.monotonic()
-    before = read_settings(c.nvml)
+    before, counted = read_settings(c.nvml), read_counters(c.nvml)
     devices = list(c.devices) if c.devices is not None else _find_devices()
     gpus = [d for d in devices if d.type == "cuda"]
     found: dict[int, list[CheckResult]] = {}
@@ -75,7 +76,8 @@ def check_fully(c: FullCheck) -> list[CheckResult]:
     if not gpus:
         out.append(CheckResult("gpus", State.NOT_CHECKED, "torch sees no GPU here"))
     out += rest
-    return out + compare_settings(before, read_settings(c.nvml))
+    out += compare_settings(before, read_settings(c.nvml))
+    return out + compare_counters(counted, read_counters(c.nvml))
 
 
 def _check_into(
