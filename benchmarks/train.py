@@ -1,6 +1,6 @@
 """What training reaches on this machine's GPUs, beside plain FSDP2, transformers' Trainer and torchtitan in the same run.
 
-    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b flash 3b 7b trainer titan four] [--seconds S] [--tiny]
+    python benchmarks/train.py --out FOLDER [--gpus N] [--parts rates 1b flash 3b 7b trainer titan two four] [--seconds S] [--tiny]
 
 Each case is a process of its own (one for each GPU), with a time-out, and writes its figure as soon as it has it: FOLDER/PART.jsonl,
 all together FOLDER/train.json. Cases come one after the other, contenders in turn, so that a card that grows hot slows all.
@@ -36,12 +36,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
-from train_contenders import Case, fsdp2, ours, titan_loop, trainer_loop  # noqa: E402
+from train_contenders import Case, fsdp2, ours, trainer_loop  # noqa: E402
+from train_titan import titan_loop  # noqa: E402
 
 from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
-from unbroken.train.parallel.trainer import settle_garbage  # noqa: E402
 from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
-from unbroken.train.profiling.activity import ActivityRecorder  # noqa: E402
+from unbroken.train.profiling.activity import Activity, ActivityRecorder  # noqa: E402
 from unbroken.train.profiling.kernels import longest, read_trace, time_by_kind  # noqa: E402
 from unbroken.train.world import World, start_world  # noqa: E402
 
@@ -49,6 +49,8 @@ PEAK = 989e12
 LOOPS = {"trainer": trainer_loop, "titan": titan_loop}
 """Trainers that run a loop of their own, on one GPU."""
 TINY = ModelConfig(dim=64, layers=4, heads=4, kv_heads=4, hidden=128, vocab=512)
+PIPELINE = '{"pipeline": 2, "schedule": "interleaved", "stages": 2, "optimizer": -1, "micro_batch": 2}'
+"""The published V1's way: more micro-batches, so that the pipeline is seldom empty."""
 PARTS: dict[str, tuple[int, list[Case]]] = {
     # Part: (seconds that one case may take, its cases).
     "rates": (25, []),
@@ -66,9 +68,16 @@ PARTS: dict[str, tuple[int, list[Case]]] = {
     "7b": (70, [Case("ours", "7b", 2, recompute="selective", warm=2, steps=6), Case("fsdp2", "7b", 8, recompute="full", warm=1, steps=2)]),
     "trainer": (150, [Case("trainer", "1b", 8, "default", steps=6)]),
     "titan": (80, [Case("titan", "1b", 8, "default", steps=10), Case("titan", "1b", 12, "default", steps=8)]),
-    "four": (60, [
-        Case("fsdp2", "1b", 8), Case("ours", "1b", 8, plan='{"optimizer": -1}'), Case("ours", "1b", 8, plan='{"parameters": -1}'),
-        Case("ours", "1b", 8, plan='{"pipeline": 2, "tensor": 2, "optimizer": -1}', accumulate=4),
+    # Several GPUs: plans beside plain FSDP2, in turns, each with the same global batch; V1 cuts matrices or layers, V2 shares states.
+    "two": (150, [
+        Case("ours", "1b", 8, plan='{"optimizer": -1}', beside=("fsdp2", '{"parameters": -1}', '{"tensor": 2}', PIPELINE), windows=4, steps=3),
+        Case("ours", "7b", 4, plan='{"optimizer": -1}', recompute="selective", warm=2, steps=4),
+        Case("fsdp2", "7b", 8, recompute="full", warm=2, steps=3), Case("fsdp2", "7b", 2, warm=2, steps=6),
+    ]),
+    "four": (150, [
+        Case("ours", "1b", 8, plan='{"optimizer": -1}', beside=("fsdp2", '{"parameters": -1}', f'{{"tensor": 2, {PIPELINE[1:]}'), windows=4, steps=3),
+        Case("ours", "7b", 4, plan='{"optimizer": -1}', recompute="selective", warm=2, steps=4),
+        Case("fsdp2", "7b", 8, recompute="full", warm=2, steps=3), Case("fsdp2", "7b", 4, warm=2, steps=6),
     ]),
 }  # fmt: skip
 
@@ -169,7 +178,9 @@ def run_job(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             if case.beside:
-                take_turns(case, world, Path(folder), args, lambda found: note(file, row | found))
+                take_turns(
+                    case, world, Path(folder), args, lambda found: world.rank or note(file, row | found)
+                )
                 sys.stdout.flush()
                 os._exit(0)
             row |= run_case(case, world, Path(folder), args)
@@ -244,42 +255,60 @@ def take_turns(case: Case, world: World, folder: Path, args: argparse.Namespace,
     """Several contenders in one process, a window of steps each in turn; a row of each, with what each pair of windows said."""
     model = TINY if args.tiny else RECIPES[case.size]
     seq = 64 if args.tiny else args.seq
-    names = (case.contender, *case.beside)
+    contenders = {c.contender if c.contender == "fsdp2" else c.plan: c for c in each_of(case, world.size)}
     steps = {}
-    for n in names:
-        make = fsdp2 if n == "fsdp2" else ours
-        steps[n], _ = make(
-            dataclasses.replace(case, contender=n), model, world, folder, seq=seq, tiny=args.tiny
-        )
+    for n, c in contenders.items():
+        steps[n], _ = (fsdp2 if n == "fsdp2" else ours)(c, model, world, folder, seq=seq, tiny=args.tiny)
         for _ in range(case.warm):
             steps[n]()
         synchronize(world)
-    settle_garbage()  # of all of them: each compiled its own
-    took: dict[str, list[float]] = {n: [] for n in names}
+    took: dict[str, list[tuple[float, float]]] = {n: [] for n in contenders}
     losses: dict[str, Any] = {}
+    recorder = ActivityRecorder()
+    recorder.start()
     for turn in range(case.windows):
-        for n in names if turn % 2 else names[::-1]:
+        for n in contenders if turn % 2 else reversed(contenders):
             losses[n] = steps[n]()  # the one before has left the card as it is: one step is not looked at
             synchronize(world)
             began = time.monotonic()
             for _ in range(case.steps):
                 losses[n] = steps[n]()
             synchronize(world)
-            took[n].append((time.monotonic() - began) / case.steps)
-    for n in names:
-        seconds = statistics.mean(took[n])
-        ratios = [a / b for a, b in zip(took["fsdp2"], took[n], strict=True)]
-        tokens = case.micro * seq / seconds
+            took[n].append((began, time.monotonic()))
+    activity = recorder.stop()
+    seconds = {n: [(b - a) / case.steps for a, b in windows] for n, windows in took.items()}
+    for n, c in contenders.items():
+        ratios = [a / b for a, b in zip(seconds["fsdp2"], seconds[n], strict=True)]
+        tokens = case.micro * case.accumulate * seq / statistics.mean(seconds[n])
         flops = tokens * flops_per_token(model, seq)
-        row = {
-            "contender": n, "parameters": parameter_count(model), "step_s": seconds, "windows_s": took[n], "losses": [float(losses[n])],
+        within = [s for a, b in took[n] for s in activity.between(a, b).samples]
+        row = dataclasses.asdict(c) | {
+            "parameters": parameter_count(model), "step_s": statistics.mean(seconds[n]), "windows_s": seconds[n], "losses": [float(losses[n])],
             "tokens_s_gpu": tokens, "flops_s": flops, "mfu": flops / PEAK, "over_fsdp2": statistics.mean(ratios),
-            "half": student(len(ratios)) * statistics.stdev(ratios) / len(ratios) ** 0.5, "activity": None,
+            "half": student(len(ratios)) * statistics.stdev(ratios) / len(ratios) ** 0.5, "activity": Activity(within).means(),
+            "activity_samples": len(within), "not_measured": activity.not_measured,
             "peak_bytes": torch.cuda.max_memory_allocated() if world.device.type == "cuda" else None, "seconds_in_all": 0.0,
         }  # fmt: skip
         if case.trace:
             row["time"] = traced(steps[n], world, folder)
         tell(row)
+
+
+def each_of(case: Case, ranks: int) -> list[Case]:
+    """A case and those beside it: FSDP2, or our trainer on other plans, all with the same global batch."""
+    found = [case]
+    batch = ranks * case.micro * case.accumulate
+    for n in case.beside:
+        plan = json.loads(n) if n.startswith("{") else {}
+        micro = plan.pop("micro_batch", case.micro)
+        copies = ranks // (plan.get("pipeline", 1) * plan.get("tensor", 1) * plan.get("context", 1))
+        name = "ours" if n.startswith("{") else n
+        found.append(
+            dataclasses.replace(
+                case, contender=name, plan=json.dumps(plan), micro=micro, accumulate=batch // copies // micro
+            )
+        )
+    return found
 
 
 def traced(step: Any, world: World, folder: Path) -> dict[str, Any]:

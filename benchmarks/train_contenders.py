@@ -150,62 +150,6 @@ def trainer_loop(case: Case, model: ModelConfig, world: World, folder: Path, *, 
     Trainer(net, args, train_dataset=Words(), callbacks=[Each()]).train()
 
 
-def titan_loop(case: Case, model: ModelConfig, world: World, folder: Path, *, seq: int, tiny: bool, on_step: Callable[[int], None]) -> None:  # fmt: skip
-    """torchtitan's own trainer (0.2.2) on its Llama 3 of the same sizes, blocks and loss compiled; on one GPU it computes under autocast.
-
-    It reads no number from the GPU between its first step and its last, and chooses its attention by its own order (cuDNN's first).
-    """
-    from torchtitan.components.dataloader import BaseDataLoader
-    from torchtitan.config import JobConfig
-    from torchtitan.models.llama3 import TransformerModelArgs, get_train_spec
-    from torchtitan.protocols.train_spec import register_train_spec
-    from torchtitan.train import Trainer
-
-    class Words(BaseDataLoader):
-        def __init__(self, **_: Any) -> None:
-            pass
-
-        def __iter__(self) -> Iterator[Any]:
-            while True:
-                x = torch.randint(0, model.vocab, (case.micro, seq + 1))
-                yield {"input": x[:, :-1]}, x[:, 1:]
-
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            pass
-
-    class Steps(Trainer):
-        def train_step(self, rows: Any) -> None:
-            super().train_step(rows)
-            on_step(self.step)
-
-    sizes = TransformerModelArgs(
-        dim=model.dim, n_layers=model.layers, n_heads=model.heads, n_kv_heads=model.kv_heads, vocab_size=model.vocab,
-        multiple_of=128, rope_theta=model.rope_base,
-    )  # fmt: skip
-    register_train_spec("unbroken", dataclasses.replace(
-        get_train_spec(), model_args={case.size: sizes}, build_dataloader_fn=Words, build_tokenizer_fn=None, build_validator_fn=None,
-        state_dict_adapter=None,
-    ))  # fmt: skip
-    config = JobConfig()
-    config.job.dump_folder = str(folder / "titan")
-    config.model.name, config.model.flavor = "unbroken", case.size
-    config.training.local_batch_size, config.training.seq_len = case.micro, seq
-    config.training.steps = case.warm + case.steps
-    config.compile.enable, config.activation_checkpoint.mode = not tiny, case.recompute
-    config.metrics.log_freq = 1000
-    trainer = Steps(config)
-    hidden = next(
-        p.shape[0]
-        for n, p in trainer.model_parts[0].named_parameters()
-        if n.endswith("feed_forward.w1.weight")
-    )
-    assert tiny or hidden == model.hidden, "not the same sizes"
-    trainer.train()
-
-
 def tokens_file(folder: Path, vocab: int, count: int) -> str:
     """Random tokens as datatrove lays them out."""
     import numpy as np

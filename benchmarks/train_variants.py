@@ -259,12 +259,11 @@ def products(trainer: Any) -> Any:
 
 
 def collecting(trainer: Any) -> Any:
-    """As plain, and Python's garbage collector walks through all that the compiler keeps, as it does in a process where nobody minds."""
+    """As plain, with Python's garbage collector on, as it is outside this script."""
     as_plain = plain(trainer)
 
     @contextlib.contextmanager
     def within() -> Iterator[None]:
-        gc.unfreeze()
         gc.enable()
         try:
             with as_plain():

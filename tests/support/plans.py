@@ -53,11 +53,14 @@ _AT_ONCE = 5
 WORDS = "the quick brown fox jumps over the lazy dog and runs on through woods and fields; "
 
 
-def run_plans(world: int, cases: list[dict[str, Any]], timeout_s: float = 240) -> dict[str, Any]:
-    """The answers by the cases' names. AssertionError with what the ranks printed if one did not come to its end."""
+def run_plans(world: int, cases: list[dict[str, Any]], timeout_s: float = 240, *, device: str = "cpu", mode: str = "deterministic") -> dict[str, Any]:  # fmt: skip
+    """The answers by the cases' names. AssertionError with what the ranks printed if one did not come to its end. The mode is that of
+    the whole process: cases give the same one."""
     with tempfile.TemporaryDirectory() as folder:
         ask = Path(folder) / "cases.json"
-        ask.write_text(json.dumps({"world": world, "cases": cases, "folder": folder}))
+        ask.write_text(
+            json.dumps({"world": world, "cases": cases, "folder": folder, "device": device, "mode": mode})
+        )
         root = Path(__file__).resolve().parents[2]
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.plans", str(ask)], cwd=root, capture_output=True, text=True,
@@ -169,7 +172,7 @@ def _rank(rank: int, ask: dict[str, Any], port: int) -> None:
     from unbroken.train.config import RunConfig
     from unbroken.train.world import start_world
 
-    world = start_world(RunConfig(device="cpu", comm_timeout=60.0))
+    world = start_world(RunConfig(device=ask["device"], mode=ask["mode"], comm_timeout=60.0))
     answers = {}
     for case in ask["cases"]:
         try:

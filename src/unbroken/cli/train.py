@@ -12,6 +12,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 )
 def train(ctx: typer.Context) -> None:
     """Train a small Llama-style model, alone or as a rank of torchrun or `unbroken run`."""
-    from ..train.__main__ import main
+    from ..train.command import main
 
     raise typer.Exit(main(ctx.args))

@@ -236,7 +236,7 @@ BUG = '''"""The same training with a bug in it: a key that is not there, met at 
 import sys
 
 from unbroken.train import trainer
-from unbroken.train.__main__ import main
+from unbroken.train.command import main
 
 schedule = {"warmup_steps": 20}
 right_learning_rate = trainer.learning_rate

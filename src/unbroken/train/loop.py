@@ -17,7 +17,7 @@ from .config import TrainConfig
 from .corpus.batches import GlobalBatches
 from .saving import Saving, open_saving
 from .step_digests import StepDigestWriter, digest, step_digest_path
-from .training import OpenTraining, Training, open_corpus, open_training
+from .training import OpenCorpus, OpenTraining, Training, open_corpus, open_training
 from .world import start_world, stop_world
 
 if TYPE_CHECKING:
@@ -25,15 +25,20 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: TrainConfig, *, open_trainer: OpenTraining = open_training, callbacks: Sequence[Callback] = ()
+    config: TrainConfig,
+    *,
+    open_data: OpenCorpus = open_corpus,
+    open_trainer: OpenTraining = open_training,
+    callbacks: Sequence[Callback] = (),
 ) -> int:
     """Runs a training to its end, or to a stop on request; returns the exit code.
 
-    `open_trainer` makes the trainer of a rank, with parts of your own in it; `callbacks` are saved with it.
+    `open_data` gives what is trained on, `open_trainer` makes the trainer of a rank, with parts of your own in it; `callbacks`
+    are saved with it.
     """
     run = attach(total_steps=config.run.steps)
     with run.phase("starting"), _stop_signals() as stop_flag:
-        tokens = open_corpus(config)
+        tokens = open_data(config)
         world = start_world(config.run)
         trainer = open_trainer(config, world, run, tokens)
         saving, resumed = open_saving(config.run, run, trainer, by_name(callbacks))

@@ -18,10 +18,8 @@ from .buckets import Buckets
 from .checks.busy import BusyTime
 from .checks.recheck import Recheck, StepNumbers, keep_generators
 from .config import TrainConfig
-from .corpus.chat import Conversations
-from .corpus.mixture import TokenMixture
 from .corpus.order import SampleOrder, SamplePosition
-from .corpus.samples import TextSamples
+from .corpus.samples import Corpus, TextSamples
 from .corpus.tokens import Tokens
 from .huggingface.names import description
 from .model import Decoder
@@ -60,7 +58,9 @@ class Trainer:
         return {
             "model": dict(self.buckets.parameters()),
             "optimizer": {"exp_avg": self.buckets.exp_avg, "exp_avg_sq": self.buckets.exp_avg_sq},
-            "training": training_values(self.config, self.step, self.tokens),
+            "training": training_values(
+                self.config, self.step, self.tokens, description(self.config.model, self.config.data.seq)
+            ),
         }
 
     def final_tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -195,19 +195,17 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
 
 
 def training_values(
-    config: TrainConfig, step: int, tokens: Tokens | Conversations | TokenMixture
+    config: TrainConfig, step: int, tokens: Corpus, huggingface: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What a checkpoint says beside its tensors: where it stands, of which training it is, what Hugging Face calls it."""
     return {
         "step": step,
         "identity": config.identity(tokens.fingerprint),
-        "huggingface": description(config.model, config.data.seq),
+        "huggingface": huggingface,
     }
 
 
-def check_same_training(
-    config: TrainConfig, tokens: Tokens | Conversations | TokenMixture, step: int, training: dict[str, Any]
-) -> None:
+def check_same_training(config: TrainConfig, tokens: Corpus, step: int, training: dict[str, Any]) -> None:
     """Raises InputError if a checkpoint is of another training than this one, saying what differs."""
     mine = config.identity(tokens.fingerprint)
     different = [k for k in mine if training["identity"].get(k) != mine[k]]

@@ -11,7 +11,7 @@ from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
 from .corpus.mixture import MixedOrder, TokenMixture, is_mixture, open_mixture
 from .corpus.order import SampleOrder, SamplePosition
-from .corpus.samples import CorpusSamples
+from .corpus.samples import Corpus, CorpusSamples
 from .corpus.token_files import is_token_file, open_token_file
 from .corpus.tokens import Tokens, open_tokens
 from .world import World
@@ -37,7 +37,7 @@ class Training(Protocol):
         """Which sample comes when."""
 
     @property
-    def tokens(self) -> Tokens | Conversations | TokenMixture:
+    def tokens(self) -> Corpus:
         """What is trained on."""
 
     @property
@@ -97,5 +97,7 @@ def open_training(
     return build(config, world, run, tokens)
 
 
-OpenTraining = Callable[[TrainConfig, World, Run, Tokens | Conversations | TokenMixture], Training]
+OpenTraining = Callable[[TrainConfig, World, Run, Any], Training]
 """As `open_training`."""
+OpenCorpus = Callable[[TrainConfig], Corpus]
+"""As `open_corpus`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,6 +15,22 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The target of a token that is not to be learnt, as torch's cross-entropy has it."""
+
+
+class Corpus(Protocol):
+    """A data set as a run speaks of it. One of your own has its `samples` (`CorpusSamples`) beside."""
+
+    @property
+    def count(self) -> int:
+        """Its size, in tokens."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with its tokens: a run that finds another one than its checkpoint has is refused."""
+
+    @property
+    def source(self) -> str:
+        """What people call it."""
 
 
 class CorpusSamples(Protocol):
@@ -75,3 +93,24 @@ class PackedSamples:
         if self.rows_each > 1:
             return len(samples)
         return max(1, int((self.rows(samples)[1] != IGNORED).sum()))
+
+
+@dataclass(frozen=True)
+class ArrayCorpus:
+    """A data set of your own, from arrays: `ArrayCorpus("sums", PackedSamples(tokens, targets))`."""
+
+    source: str
+    samples: PackedSamples
+
+    @property
+    def count(self) -> int:
+        """As `Corpus.count`."""
+        return self.samples.tokens.size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """As `Corpus.fingerprint`: SHA-256 of tokens and targets."""
+        h = hashlib.sha256()
+        for array in (self.samples.tokens, self.samples.targets):
+            h.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return h.hexdigest()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.nn.attention.bias import causal_lower_right
 
+from ...errors import UsageError
 from ..model import Attention, attend
 from .stage import Stage
 
@@ -32,8 +33,14 @@ def split_sequence(stage: Stage, group: dist.ProcessGroup) -> None:
     if group.size() == 1:
         return
     over = _GatheredAttention(group)
-    for m in stage.modules():
-        if isinstance(m, Attention):
+    for block in stage.blocks.values():
+        found = [m for m in block.modules() if isinstance(m, Attention)]
+        if not found:
+            raise UsageError(
+                f"--context {group.size()} needs `Attention` of unbroken.train.model in each block, and this model has none",
+                hint="Let your attention be a subclass that calls self.attend(q, k, v, 0.0)",
+            )
+        for m in found:
             m.attend = over
 
 

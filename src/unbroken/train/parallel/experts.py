@@ -23,6 +23,8 @@ class Experts(nn.Module):
 
     bias: Tensor
     load: Tensor
+    grouped = True
+    """Whether all experts are one product where torch has it: 16 bits on a GPU."""
 
     def __init__(self, c: ModelConfig) -> None:
         super().__init__()
@@ -62,7 +64,7 @@ class Experts(nn.Module):
 
     def _each(self, tokens: Tensor, counts: Tensor) -> Tensor:
         gate, up, down = (_local(w) for w in (self.gate, self.up, self.down))
-        if tokens.is_cuda and tokens.dtype == torch.bfloat16:
+        if self.grouped and tokens.is_cuda and tokens.dtype == torch.bfloat16:
             ends = counts.cumsum(0).to(torch.int32)
             hidden = F.silu(F.grouped_mm(tokens, gate.transpose(1, 2), offs=ends))
             hidden = hidden * F.grouped_mm(tokens, up.transpose(1, 2), offs=ends)

@@ -57,7 +57,7 @@ class Recompute:
             functorch.activation_memory_budget = _BUDGET
             self._options = None
         for block in blocks:
-            if self._options is None and not self._selective and isinstance(block, Block):
+            if self._options is None and not self._selective and type(block) is Block:
                 # Each half by itself keeps the stream between them: as one, the compiler adds it up again in each of four kernels
                 # and reads three tensors once more for the second norm's weight.
                 block.attended = torch.compile(block.attended)  # type: ignore[method-assign]

@@ -18,8 +18,9 @@ from ...errors import InputError, UsageError
 from ...progress.records.candidate import parse_folder_name
 from ..config import ModelConfig
 from ..huggingface.weights import LlamaFolder
-from ..planning.sizes import cut_dimension, parameter_shapes
+from ..planning.sizes import cut_dimension
 from .mesh import Mesh
+from .stage import MakeStage, parameter_shapes
 
 
 class Spread:
@@ -28,11 +29,14 @@ class Spread:
     Every rank names all tensors of the model: of another pipeline rank's it has no part.
     """
 
-    def __init__(self, mesh: Mesh, model: ModelConfig) -> None:
-        self._mesh, self._shapes = mesh, parameter_shapes(model)
+    def __init__(self, mesh: Mesh, model: ModelConfig, make_stage: MakeStage) -> None:
+        self._mesh, self.shapes = mesh, parameter_shapes(make_stage, model, range(model.layers))
+        """Of the whole model, in its order."""
         cuts = mesh.layout.layers(model.layers)
         self._holder = {
-            name: i % mesh.layout.pipeline for i, c in enumerate(cuts) for name in parameter_shapes(model, c)
+            name: i % mesh.layout.pipeline
+            for i, c in enumerate(cuts)
+            for name in parameter_shapes(make_stage, model, c)
         }
         self._experts = (
             {f"blocks.{i}.feed_forward.bias": (model.experts,) for i in range(model.layers)}
@@ -42,7 +46,7 @@ class Spread:
 
     def rows(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """All parameters of the model, or moments of theirs: `held` are the rows that this rank updates."""
-        return {n: self._describe(n, held.get(n), shape, self._placements(n, shape)) for n, shape in self._shapes.items()}  # fmt: skip
+        return {n: self._describe(n, held.get(n), shape, self._placements(n, shape)) for n, shape in self.shapes.items()}  # fmt: skip
 
     def own_rows(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of `rows` that this rank has a part of."""

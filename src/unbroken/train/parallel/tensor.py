@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ...errors import UsageError
 from .experts import Experts
 from .stage import Stage
 
@@ -37,6 +38,12 @@ def split_matrices(stage: Stage, mesh: DeviceMesh) -> None:
     parallelize_module(stage, mesh, {k: v for k, v in ends.items() if getattr(stage, k) is not None})
     for block in stage.blocks.values():
         parallelize_module(block, mesh, _block_plan(block))
+    for name, p in stage.named_parameters():
+        if not isinstance(p, DTensor):
+            raise UsageError(
+                f"--tensor {mesh.size()}: how to cut {name} of this model is not known",
+                hint="Legal for a model of your own: --pipeline, --context, --parameters, --gradients and --optimizer",
+            )
 
 
 def _block_plan(block: nn.Module) -> dict[str, ParallelStyle]:
@@ -52,7 +59,7 @@ def _block_plan(block: nn.Module) -> dict[str, ParallelStyle]:
         "attention.value": ColwiseParallel(),
         "attention.out": RowwiseParallel(output_layouts=_SEQUENCE),
     }
-    if isinstance(block.feed_forward, Experts):
+    if isinstance(getattr(block, "feed_forward", None), Experts):
         return plan | {"feed_forward": _EachExpert()}
     return plan | {
         "feed_forward": PrepareModuleInput(input_layouts=_SEQUENCE, desired_input_layouts=Replicate()),

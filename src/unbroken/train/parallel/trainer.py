@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from torch import Tensor, nn
 
 from ...progress import Run
 from ..config import OptimConfig, TrainConfig
-from ..corpus.chat import Conversations
 from ..corpus.mixture import MixedOrder, TokenMixture
 from ..corpus.order import SampleOrder, SamplePosition
-from ..corpus.samples import CorpusSamples, TextSamples
+from ..corpus.samples import Corpus, CorpusSamples, TextSamples
 from ..corpus.tokens import Tokens
 from ..planning.layout import check, micro_batches
 from ..schedule import learning_rate
@@ -31,7 +29,7 @@ from .loss import NextToken, Preference
 from .mesh import Mesh, open_mesh
 from .pipeline import Pipeline, Shapes
 from .shard import share_parameters, units
-from .stage import Stage, draw_weights
+from .stage import MakeStage, Stage, draw_weights, fill_buffers
 from .state import OptimizerState, Spread, load_weights
 from .tensor import split_matrices
 from .zero.one_pass import OnePass
@@ -41,10 +39,6 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimC
 """(weights to decay, others, configuration) -> an optimizer of torch that treats each element by itself."""
 
 
-_COMPILED = 2
-"""Steps after which everything is compiled."""
-
-
 @dataclass
 class PlanTrainer:
     """One rank of a plan. Whoever wants another loss, optimizer or schedule puts theirs in its field."""
@@ -52,7 +46,7 @@ class PlanTrainer:
     config: TrainConfig
     world: World
     run: Run
-    tokens: Tokens | Conversations | TokenMixture
+    tokens: Corpus
     samples: CorpusSamples
     order: SampleOrder | MixedOrder
     position: SamplePosition
@@ -68,20 +62,16 @@ class PlanTrainer:
     step: int = 0
     busy: float = math.nan
     """Not known: its forward pass waits for the other ranks' new parameters."""
-    _made: int = 0
-    """Steps of this process."""
 
     @property
     def parameter_count(self) -> int:
         """Parameters of the whole model."""
-        with torch.device("meta"):
-            return sum(
-                p.numel() for p in Stage(self.config.model, range(self.config.model.layers)).parameters()
-            )
+        return sum(shape.numel() for shape in self.spread.shapes.values())
 
     def state(self) -> dict[str, Any]:
         """The state as a checkpoint keeps it: each rank the rows that it updates, in float32, under the model's names."""
-        return self._tensors | {"training": training_values(self.config, self.step, self.tokens)}
+        theirs = self.stages[0].huggingface(self.config.model, self.config.data.seq)
+        return self._tensors | {"training": training_values(self.config, self.step, self.tokens, theirs)}
 
     @cached_property
     def _tensors(self) -> dict[str, Any]:
@@ -128,9 +118,6 @@ class PlanTrainer:
             for stage in self.stages:
                 balance(stage, self.mesh.reading)
         self.step += 1
-        self._made += 1
-        if self._made == _COMPILED:
-            settle_garbage()
         # Read only now: while the device updates, the next step's rows are made and its kernels launched.
         mean, stop_flag, size = agreed()
         return (
@@ -209,13 +196,6 @@ class PlanTrainer:
         return rows.pin_memory().to(self.world.device, non_blocking=True)
 
 
-def settle_garbage() -> None:
-    """Lets the collector look at new objects alone: it need not walk through all that torch's compiler keeps while this trainer,
-    which reads its loss at each step, has launched no more than the update (`benchmarks/train_variants.py --only collecting`)."""
-    gc.collect()
-    gc.freeze()
-
-
 def adamw(
     decayed: Iterable[nn.Parameter], others: Iterable[nn.Parameter], c: OptimConfig
 ) -> torch.optim.Optimizer:
@@ -240,10 +220,15 @@ def build(
     config: TrainConfig,
     world: World,
     run: Run,
-    tokens: Tokens | Conversations | TokenMixture,
+    tokens: Any,
+    *,
     make_optimizer: MakeOptimizer = adamw,
+    make_stage: MakeStage = Stage,
 ) -> PlanTrainer:
-    """A rank at step 0. Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text."""
+    """A rank at step 0, of a model, optimizer and data (`Tokens`, or any `Corpus` with `samples`) of your own where they are given.
+
+    Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text.
+    """
     plan, c = config.plan, config.data
     layout = check(config, world.size)
     samples: CorpusSamples = (
@@ -261,7 +246,7 @@ def build(
     stages = []
     for layers in cut[mesh.here.pipeline :: layout.pipeline]:
         with torch.device("meta"):
-            stage = Stage(config.model, layers, recompute=plan.recompute)
+            stage = make_stage(config.model, layers, recompute=plan.recompute)
         stage.to(torch.bfloat16 if low else torch.float32)
         split_sequence(stage, mesh.group("context"))
         use_attention(stage, kernel)
@@ -271,14 +256,12 @@ def build(
         share_parameters(stage, mesh.shard, reshard=plan.reshard, gradient_dtype=gradients)
         stage.to_empty(device=world.device)
         stage.set_positions(config.model, positions(c.seq, mesh.here.context, layout.context), world.device)
-        for m in stage.modules():
-            if isinstance(m, Experts):
-                m.reset()
+        fill_buffers(stage)
         stages.append(stage)
     names = {p: n for s in stages for n, p in s.named_parameters()}
     zero = Zero([u for s in stages for u in units(s)], names, mesh, gradients)
-    spread = Spread(mesh, config.model)
-    draw_weights(spread.own_rows(zero.weights), config.model, c.seed)
+    spread = Spread(mesh, config.model, make_stage)
+    draw_weights(spread.own_rows(zero.weights), spread.shapes, config.model, c.seed)
     if config.run.weights_from is not None:
         load_weights(spread.own_rows(zero.weights), config.run.weights_from, config.model)
     zero.publish()

@@ -190,12 +190,20 @@ class Zero:
 
     def expect(self, first: bool, last: bool) -> None:
         """Says which backward pass of the step comes next."""
+        self._take_rest()
         self._first, self._last = first, last
         self._missing = {i: len(u.named) for i, u in enumerate(self.units)}
 
     def _arrived(self, i: int) -> None:
         self._missing[i] -= 1
         if not self._missing[i]:
+            with self._beside(self.units[i]):
+                self._take(self.units[i])
+
+    def _take_rest(self) -> None:
+        """Units of which a parameter was not used in the last backward pass: no hook said that they are complete."""
+        for i in [i for i, n in self._missing.items() if n and self._hooked]:
+            self._missing[i] = 0
             with self._beside(self.units[i]):
                 self._take(self.units[i])
 
@@ -209,6 +217,7 @@ class Zero:
         if not self._hooked:
             for unit in self.units:
                 self._take(unit)
+        self._take_rest()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
