@@ -113,8 +113,8 @@ def do_ddp(trainer: Any, case: dict[str, Any]) -> list[float]:
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
 
+    from unbroken.train.config import learning_rate
     from unbroken.train.parallel.stage import Stage
-    from unbroken.train.schedule import learning_rate
 
     c = trainer.config
     stage = Stage(c.model, range(c.model.layers))

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from unbroken.errors import InputError, UnknownKey, UsageError
-from unbroken.train.config import PRESETS, OptimConfig, TrainConfig, parse
-from unbroken.train.schedule import learning_rate
+from unbroken.train.config import PRESETS, OptimConfig, TrainConfig, learning_rate, parse
 
 
 def test_defaults_presets_file_and_options_in_that_order(tmp_path: Path) -> None:

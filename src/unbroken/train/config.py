@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,16 @@ class OptimConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"--{name} {getattr(self, name)} is not in [0, 1)")
+
+
+def learning_rate(c: OptimConfig, step: int, steps: int) -> float:
+    """The rate of `step`, counted from 1: linear warm-up, then a cosine down to the lowest. Keyed by the step alone, so skipped
+    data does not shift it."""
+    if step <= c.warmup:
+        return c.lr * step / c.warmup
+    end = c.decay_steps or steps
+    done = min(1.0, (step - c.warmup) / max(1, end - c.warmup))
+    return c.min_lr + (c.lr - c.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 @dataclass(frozen=True)

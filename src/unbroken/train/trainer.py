@@ -17,13 +17,12 @@ from ..progress import Run
 from .buckets import Buckets
 from .checks.busy import BusyTime
 from .checks.recheck import Recheck, StepNumbers, keep_generators
-from .config import TrainConfig
+from .config import TrainConfig, learning_rate
 from .corpus.order import SampleOrder, SamplePosition
-from .corpus.samples import Corpus, TextSamples
+from .corpus.samples import TextSamples, TrainingCorpus
 from .corpus.tokens import Tokens
 from .huggingface.names import description
 from .model import Decoder
-from .schedule import learning_rate
 from .world import World
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def build(config: TrainConfig, world: World, run: Run, tokens: Tokens) -> Traine
 
 
 def training_values(
-    config: TrainConfig, step: int, tokens: Corpus, huggingface: dict[str, Any] | None
+    config: TrainConfig, step: int, tokens: TrainingCorpus, huggingface: dict[str, Any] | None
 ) -> dict[str, Any]:
     """What a checkpoint says beside its tensors: where it stands, of which training it is, what Hugging Face calls it."""
     return {
@@ -205,7 +204,9 @@ def training_values(
     }
 
 
-def check_same_training(config: TrainConfig, tokens: Corpus, step: int, training: dict[str, Any]) -> None:
+def check_same_training(
+    config: TrainConfig, tokens: TrainingCorpus, step: int, training: dict[str, Any]
+) -> None:
     """Raises InputError if a checkpoint is of another training than this one, saying what differs."""
     mine = config.identity(tokens.fingerprint)
     different = [k for k in mine if training["identity"].get(k) != mine[k]]

@@ -11,7 +11,7 @@ from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
 from .corpus.mixture import MixedOrder, TokenMixture, is_mixture, open_mixture
 from .corpus.order import SampleOrder, SamplePosition
-from .corpus.samples import Corpus, CorpusSamples
+from .corpus.samples import CorpusSamples, TrainingCorpus
 from .corpus.token_files import is_token_file, open_token_file
 from .corpus.tokens import Tokens, open_tokens
 from .world import World
@@ -37,7 +37,7 @@ class Training(Protocol):
         """Which sample comes when."""
 
     @property
-    def tokens(self) -> Corpus:
+    def tokens(self) -> TrainingCorpus:
         """What is trained on."""
 
     @property
@@ -99,5 +99,5 @@ def open_training(
 
 OpenTraining = Callable[[TrainConfig, World, Run, Any], Training]
 """As `open_training`."""
-OpenCorpus = Callable[[TrainConfig], Corpus]
+OpenCorpus = Callable[[TrainConfig], TrainingCorpus]
 """As `open_corpus`."""

@@ -17,7 +17,7 @@ IGNORED = -100
 """The target of a token that is not to be learnt, as torch's cross-entropy has it."""
 
 
-class Corpus(Protocol):
+class TrainingCorpus(Protocol):
     """A data set as a run speaks of it. One of your own has its `samples` (`CorpusSamples`) beside."""
 
     @property
@@ -104,12 +104,12 @@ class ArrayCorpus:
 
     @property
     def count(self) -> int:
-        """As `Corpus.count`."""
+        """As `TrainingCorpus.count`."""
         return self.samples.tokens.size
 
     @cached_property
     def fingerprint(self) -> str:
-        """As `Corpus.fingerprint`: SHA-256 of tokens and targets."""
+        """As `TrainingCorpus.fingerprint`: SHA-256 of tokens and targets."""
         h = hashlib.sha256()
         for array in (self.samples.tokens, self.samples.targets):
             h.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())

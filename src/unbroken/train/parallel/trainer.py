@@ -13,13 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...progress import Run
-from ..config import OptimConfig, TrainConfig
+from ..config import OptimConfig, TrainConfig, learning_rate
 from ..corpus.mixture import MixedOrder, TokenMixture
 from ..corpus.order import SampleOrder, SamplePosition
-from ..corpus.samples import Corpus, CorpusSamples, TextSamples
+from ..corpus.samples import CorpusSamples, TextSamples, TrainingCorpus
 from ..corpus.tokens import Tokens
 from ..planning.layout import check, micro_batches
-from ..schedule import learning_rate
 from ..trainer import check_same_training, order_of, training_values
 from ..world import World
 from .attention import choose_attention, use_attention
@@ -46,7 +45,7 @@ class PlanTrainer:
     config: TrainConfig
     world: World
     run: Run
-    tokens: Corpus
+    tokens: TrainingCorpus
     samples: CorpusSamples
     order: SampleOrder | MixedOrder
     position: SamplePosition
@@ -225,7 +224,7 @@ def build(
     make_optimizer: MakeOptimizer = adamw,
     make_stage: MakeStage = Stage,
 ) -> PlanTrainer:
-    """A rank at step 0, of a model, optimizer and data (`Tokens`, or any `Corpus` with `samples`) of your own where they are given.
+    """A rank at step 0, of a model, optimizer and data (`Tokens`, or any `TrainingCorpus` with `samples`) of your own where they are given.
 
     Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text.
     """
