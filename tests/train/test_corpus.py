@@ -55,6 +55,34 @@ def test_a_preference_is_two_rows_of_one_prompt(tmp_path: Path) -> None:
     assert bytes(rejected[rejected != IGNORED].astype(np.uint8)) == b"five\0"
 
 
+@pytest.mark.slow
+def test_a_tokenizer_and_its_template_are_used_and_its_vocabulary_is_compared(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    said = description(ModelConfig(), 100)
+    assert said is not None
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    for name, content in said["files"].items():  # the 256 bytes, as a tokenizer of Hugging Face
+        (folder / name).write_text(json.dumps(content))
+    chat, pairs = tmp_path / "chat.jsonl", tmp_path / "pairs.jsonl"
+    chat.write_text("\n".join(conversation(f"{i}?", f"<{i}>") for i in range(5)))
+    pairs.write_text(json.dumps({"prompt": "2+2?", "chosen": "4", "rejected": "five"}))
+    for opened, file in ((open_conversations, chat), (open_preferences, pairs)):
+        plain, theirs = (opened(file, 60, t).samples for t in ("bytes", str(folder)))
+        assert (plain.tokens == theirs.tokens).all() and (plain.targets == theirs.targets).all()
+    with pytest.raises(InputError, match="vocabulary of 64"):
+        open_conversations(chat, 60, str(folder), 64)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    start = "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}"
+    config["chat_template"] = start + "{% if add_generation_prompt %}[assistant]{% endif %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    samples = open_conversations(chat, 60, str(folder)).samples
+    text = b"".join(bytes(row.astype(np.uint8)) for row in samples.tokens)
+    assert b"[user]0?;[assistant]<0>;[user]1?;" in text and b"user: " not in text
+    learnt = bytes(samples.targets[samples.targets != IGNORED].astype(np.uint8))
+    assert learnt == b"".join(f"<{i}>;".encode() for i in range(5))
+
+
 @pytest.mark.parametrize(
     ("line", "seq", "why"),
     [

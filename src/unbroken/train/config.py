@@ -71,6 +71,7 @@ class DataConfig:
         "text: every token is learnt; sft: answers of conversations; dpo: preferences between two answers",
         choices=("text", "sft", "dpo"),
     )
+    tokenizer: str = option("bytes", "of conversations and preferences: folder of Hugging Face, or bytes")
     beta: float = option(0.1, "how far preferences may move the model from where it began (dpo)")
     cache: str | None = option(None, "folder of the token cache [default: ~/.cache/unbroken/tokens]")
     seed: int = option(0, "seed of the initial weights and of the order of the samples")

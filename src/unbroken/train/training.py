@@ -71,9 +71,9 @@ def open_corpus(config: TrainConfig) -> Tokens | Conversations | TokenMixture:
     """What is trained on. Raises InputError for what cannot be read, UsageError where it does not go with the trainer."""
     c, cache = config.data, Path(config.data.cache) if config.data.cache else None
     if c.task == "sft":
-        return open_conversations(Path(c.data).expanduser(), c.seq)
+        return open_conversations(Path(c.data).expanduser(), c.seq, c.tokenizer, config.model.vocab)
     if c.task == "dpo":
-        return open_preferences(Path(c.data).expanduser(), c.seq)
+        return open_preferences(Path(c.data).expanduser(), c.seq, c.tokenizer, config.model.vocab)
     if is_mixture(c.data):
         return open_mixture(c.data, c.seq, lambda source: _open(source, config.model.vocab, cache))
     return _open(c.data, config.model.vocab, cache)

@@ -114,7 +114,7 @@ def to_huggingface(
     `prefix` is taken off the names; by default "model." if the state has such a part. A checkpoint that says what
     Hugging Face calls it (`huggingface_of`) gets those names, and those files beside it unless `beside` is given. `dtype` ("bfloat16") converts
     floating-point tensors. Of tied weights the first is stored, as transformers does. `beside` is a folder whose
-    config and tokenizer files are copied. Raises UsageError for a prefix without tensors.
+    config and tokenizer files are copied; its tokenizer alone is enough where the checkpoint says the config. Raises UsageError for a prefix without tensors.
     """
     whole = Whole(storage, name)
     prefix = _prefix(whole.manifest, prefix)
@@ -152,11 +152,11 @@ def to_huggingface(
             place.put(
                 f"{aside.name}/model.safetensors.index.json", json.dumps(index, indent=2).encode() + b"\n"
             )
+        files = said.files if said is not None else {}
+        for file in files if beside is None else files.keys() & {"config.json"}:
+            place.put(f"{aside.name}/{file}", json.dumps(files[file], indent=2).encode() + b"\n")
         if beside is not None:
             _copy_beside(beside, aside)
-        elif said is not None:
-            for file, content in said.files.items():
-                place.put(f"{aside.name}/{file}", json.dumps(content, indent=2).encode() + b"\n")
     notes = [
         f"{n.removeprefix(prefix)} is tied to {t.removeprefix(prefix)} and not stored twice"
         for n, t in tied.items()
@@ -323,7 +323,7 @@ def _split(specs: Mapping[str, arena.TensorSpec], limit: int) -> list[list[arena
 
 def _copy_beside(source: Path, into: Path) -> None:
     """Copies config, tokenizer and generation files of a Hugging Face folder: everything but weights."""
-    if not (source / "config.json").is_file():
+    if not any((folder / "config.json").is_file() for folder in (source, into)):
         raise UsageError(f"there is no config.json in {source}", hint="Name a Hugging Face model's folder")
     for file in sorted(source.iterdir()):
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf") or ".index." in file.name

@@ -189,16 +189,21 @@ def open_tokenizer(name: str) -> tuple[Callable[[str], Sequence[int]], int]:
     """(text -> its tokens with the one that ends it, size of the vocabulary)."""
     if name == "bytes":
         return lambda text: [*text.encode("utf-8", "surrogateescape"), 0], 256
+    tokenizer = load_tokenizer(name)
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"] + end, len(tokenizer)
+
+
+def load_tokenizer(name: str) -> Any:
+    """A tokenizer of Hugging Face. Raises InputError where there is none, MissingExtra."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise MissingExtra("transformers", "eval", what="a tokenizer of Hugging Face") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as e:
         raise InputError(f"there is no tokenizer: {str(e)[:200]}", where=f"--tokenizer {name}") from e
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"] + end, len(tokenizer)
 
 
 def _tokenizer_hash(name: str) -> str:
