@@ -1,8 +1,8 @@
 """A model and data of your own on any plan: what you write is what differs; survival, plans and checkpoints are `unbroken`'s.
 
     unbroken run --run-dir runs/own --nproc 2 -- examples/own_training.py --pipeline 2 --steps 60
-    unbroken run --run-dir runs/own --nproc 2 -- examples/own_training.py --parameters 2 --steps 120      # goes on, on another plan
-    unbroken checkpoint export runs/own/checkpoints --to huggingface --out own                             # a Qwen3, as transformers knows it
+    unbroken run --amend --run-dir runs/own --nproc 2 -- examples/own_training.py --parameters 2 --steps 120    # goes on, on another plan
+    unbroken checkpoint export runs/own/checkpoints --to huggingface --out own           # a Qwen3, as transformers knows it
 
 The options are those of `unbroken train`. The model is a Llama that normalises queries and keys, as Qwen3 does; the data are sums.
 """

@@ -77,19 +77,8 @@ def test_it_goes_on_over_a_kill_and_on_another_plan_and_is_a_qwen3(
     size = ["--dim", "32", "--layers", "2", "--heads", "2", "--kv-heads", "2", "--hidden", "64", "--seq", "32", "--global-batch", "8"]  # fmt: skip
     folder = tmp_path / "run"
 
-    def start(plan: list[str], steps: int) -> subprocess.Popen[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "unbroken",
-            "run",
-            "--run-dir",
-            str(folder),
-            "--nproc",
-            "2",
-            "--",
-            str(SCRIPT),
-        ]
+    def start(plan: list[str], steps: int, *amend: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "unbroken", "run", *amend, "--run-dir", str(folder), "--nproc", "2", "--", str(SCRIPT)]  # fmt: skip
         more = ["--device", "cpu", "--steps", str(steps), "--persist-every", "20", "--decay-steps", "60"]
         return subprocess.Popen([*command, *size, *plan, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
 
@@ -100,7 +89,7 @@ def test_it_goes_on_over_a_kill_and_on_another_plan_and_is_a_qwen3(
     faults.kill_rank(1)
     out, _ = first.communicate(timeout=120)
     assert first.returncode == 0 and "attempt 2" in out, out
-    second = start(["--parameters", "2"], 60)
+    second = start(["--parameters", "2"], 60, "--amend")
     out, _ = second.communicate(timeout=120)
     assert second.returncode == 0, out
     logs = "".join(p.read_text() for p in folder.glob("attempts/*/*/rank-0.log"))
