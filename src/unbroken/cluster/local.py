@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import IO
 
 from ..errors import DoesNotFit
 from ..machine import available_memory, usable_memory
@@ -55,6 +57,19 @@ def check_scratch(root: Path) -> None:
             where=str(place),
             hint="Make it larger (in a container: --shm-size=1g)",
         )
+
+
+def open_log(path: Path | None) -> IO[bytes]:
+    """The log of a node's agent, to be appended to; nowhere without a path, and where a full disk has no room for a file: an agent
+    without a log is better than none. Raises OSError."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "ab")
+        except OSError as e:
+            if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+    return open(os.devnull, "ab")
 
 
 def share_memory(nodes: int) -> int:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from .contract import (
 from .holding.choice import choose, every
 from .holding.ownership import EndedProcesses, Kind, Ownership
 from .holding.processes import marked, read_stat
-from .local import check_fits, check_scratch, find_root, name_node
+from .local import check_fits, check_scratch, find_root, name_node, open_log
 from .local_folder import RECORD
 from .stream import EventStream
 
@@ -188,7 +188,8 @@ class LocalCluster:
             marks["PYTHONPATH"] = python_path()  # the ranks inherit it: they could not import us either
         start = owner.start_agent(node, argv)
         try:
-            with self._output(node) as out, as_input(command.secret) as secret:
+            log = self._log_of(node) if self._log_of is not None else None
+            with open_log(log) as out, as_input(command.secret) as secret:
                 process = subprocess.Popen(
                     start.argv,
                     env={**os.environ, **command.environment, **marks, **start.env},
@@ -213,16 +214,6 @@ class LocalCluster:
             if pid is not None:
                 return _Agent(node, _name(node, pid), os.pidfd_open(pid), None)
         return _Agent(node, f"{node}/{process.pid}-ended", os.eventfd(1), None)
-
-    @contextlib.contextmanager
-    def _output(self, node: str) -> Iterator[int]:
-        if self._log_of is None:
-            yield subprocess.DEVNULL
-            return
-        log = self._log_of(node)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") as out:
-            yield out.fileno()
 
     def _follow(self, agent: _Agent) -> None:
         asyncio.get_running_loop().add_reader(agent.pidfd, self._ended, agent)

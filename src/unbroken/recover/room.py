@@ -1,4 +1,4 @@
-"""Whether a run directory can take what a run writes, and the wait for a full one of a run that goes on."""
+"""Whether a run directory, or a node's folder, can take what a run writes, and the wait for a full one of a run that goes on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from ..errors import StorageError
 from ..progress import RunDir
@@ -53,6 +54,23 @@ def wait_for_room(run_dir: RunDir, say: Callable[[str], None]) -> None:
                 )
                 told = True
         time.sleep(_RETRY_S)
+
+
+def find_no_room(folder: Path) -> str:
+    """Why no folder with a file in it can be made there for want of room, in words; "" where it can, or where something else is
+    wrong, which whoever writes there is told."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as made:
+            (Path(made) / "probe").write_bytes(b"x" * 4096)
+    except OSError as e:
+        return describe_no_room(e, folder) if is_full(e) else ""
+    return ""
+
+
+def describe_no_room(e: OSError, folder: Path) -> str:
+    """The refusal of a full disk, with the place."""
+    return f"{e.filename or folder}: {e.strerror}"
 
 
 def is_full(e: OSError) -> bool:

@@ -21,7 +21,7 @@ from ... import atomic
 from ...link.secret import as_input
 from ...private import private_folder
 from ..holding.processes import read_stat
-from ..local import find_root
+from ..local import find_root, open_log
 
 _LINES_MOST = 1 << 20
 
@@ -116,11 +116,9 @@ class Launches:
         self._names.add(name)  # first: its step may be listed before this returns
         private_folder(self.folder)
         events = self.folder / f"{name.rpartition('/')[2]}.events"
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
         with (
             open(events, "wb") as out,
-            open(log or os.devnull, "ab") as err,
+            open_log(log) as err,
             as_input(secret) as given,
         ):
             process = subprocess.Popen(

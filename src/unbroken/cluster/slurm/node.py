@@ -43,12 +43,13 @@ _NEEDED = ("psutil", "safetensors", "torch", "xxhash")
 
 
 class ThisNode(LocalCluster):
-    """This machine as the one node that it is: a local cluster that was given it, and remembers nothing of others."""
+    """One node of the run: a local cluster that was given it, and knows nothing of others, which may be on the same machine
+    where a site runs several daemons on one."""
 
     def __init__(self, run_id: str, node: str, ranks_in: Container | None = None) -> None:
         """`ranks_in` are steps for the ranks of an attempt; without them they run in the agent's."""
         super().__init__(run_id, log_of=lambda _: Path("/dev/stderr"))  # srun brings it to the supervisor
-        self._node = node
+        self._node = self.only = node
         self._apart = Apart(run_id, self._root, ranks_in) if ranks_in else None
 
     @property

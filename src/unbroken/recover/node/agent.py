@@ -273,8 +273,8 @@ class Agent:
             return await (asyncio.to_thread(check_health) if op == "health" else probe_pair(message))
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
-        if op == "imports":
-            return {"imports": self._starting.read_records()}
+        if op in ("imports", "room"):
+            return await (self._starting.tell_imports if op == "imports" else self._starting.tell_room)()
         if op == "warm":
             self._starting.make_ready_for(LaunchOrder.from_message(message["order"]), message["imports"])
             return {}

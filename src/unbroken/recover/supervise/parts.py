@@ -20,6 +20,7 @@ from .fence.stopping import Stopping
 from .incident.recovering import Diagnose, Recovering
 from .launch.amending import Amending
 from .launch.launching import Launching
+from .launch.room import RoomWait
 from .launch.taking_over import TakingOver
 from .launch.warm_starts import WarmStarts
 from .nodes.desk import Inbox
@@ -51,6 +52,7 @@ class Parts:
     term: TermWatch
     place: CheckpointPlace
     launching: Launching
+    room_wait: RoomWait
     warm_starts: WarmStarts
     taking_over: TakingOver
     watching: Watching
@@ -143,6 +145,7 @@ def assemble(
         term,
         place,
         launching,
+        RoomWait(fleet, fencing, recorder, term, stop, view.say),
         warm_starts,
         taking_over,
         watching,

@@ -33,6 +33,7 @@ from .attempt.attempt import Attempt
 from .attempt.outcome import AttemptOutcome, name_loss
 from .launch.amending import Amending
 from .launch.launching import StartFailed
+from .launch.room import NoRoom
 from .launch.takeover import take_over
 from .nodes.acquiring import acquire
 from .nodes.desk import Desk, Inbox, make_token
@@ -265,6 +266,9 @@ class Supervisor:
                     if attempt is not None:
                         self._background.start(self._old_logs.tidy(attempt.number))
                 except StartFailed as e:
+                    if isinstance(e.error, NoRoom) and e.attempt is not None:
+                        await parts.room_wait.wait(e.attempt, e.error)
+                        continue
                     failed_starts += 1
                     await self._note_failed_start(parts, e, failed_starts)
                 continue

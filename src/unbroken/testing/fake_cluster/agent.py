@@ -50,6 +50,8 @@ class FakeNode:
     start_s: float = 0.2
     state: str = "up"
     unfenceable: bool = False
+    full: bool = False
+    """Whether nothing finds room in the folder of its logs."""
     wiped: int = 0
     pair_fails: float = 0.0
     """The share of tests with another node that fail for its sake."""
@@ -316,8 +318,10 @@ class VirtualAgent:
 
     def _answer(self, m: Message) -> Message:
         match m["op"]:
-            case "launch":
+            case "launch" if not self.node.full:
                 return self._launch(m)
+            case "launch" | "room":
+                return {"no_room": "/logs: No space left on device" if self.node.full else ""}
             case "stop":
                 if m["attempt"] == self.attempt or not self.ranks:
                     self._end_ranks(code=None, signal=m.get("signal") or _KILL, ours=True)

@@ -149,6 +149,10 @@ class Faults:
         """Nothing can be proven of it: a process in D state, a management network that is down."""
         self._node(name).unfenceable = True
 
+    def fill_disk(self, name: str, *, full: bool = True) -> None:
+        """The folder of its logs is full, or has room again."""
+        self._node(name).full = full
+
     # --- processes
 
     def crash_agent(self, name: str, signal: int = 9) -> None:

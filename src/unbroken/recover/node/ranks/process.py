@@ -334,7 +334,7 @@ def ask_to_stop(ranks: Collection[RankProcess], step: int) -> Message:
 
 
 def prepare_files(start: RankStart) -> None:
-    """Makes a rank's page, and the folders of its log and its output."""
+    """Makes a rank's page, its log, and the folder of its output: all that needs room before it runs. Raises OSError."""
     page = Path(start.env["UNBROKEN_PAGE"])
     for old in page.parent.glob(f"rank-{start.rank}.a*.page"):
         old.unlink(missing_ok=True)
@@ -342,6 +342,7 @@ def prepare_files(start: RankStart) -> None:
     pages_module.create(page, rank=start.rank, attempt=start.attempt)
     start.log.parent.mkdir(parents=True, exist_ok=True)
     Path(start.env["UNBROKEN_OUTPUT"]).mkdir(parents=True, exist_ok=True)
+    start.log.touch()
 
 
 def run_cold(start: RankStart, node: str, owner: Ownership) -> Process:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....cluster import EndedProcesses, Ownership
+from ...room import describe_no_room, find_no_room, is_full
 from ...wire import Message
 from ..logs.folder import NodeFolder
 from ..warm.imports import check_lines
@@ -34,12 +35,18 @@ class Starting:
         """When warm processes are to be made (CLOCK_MONOTONIC)."""
 
     async def launch(self, order: LaunchOrder, started: Callable[[RankProcess], None]) -> Message:
-        """Starts the ranks, and hands each on as soon as it runs. Returns the message about it. Raises OSError."""
+        """Starts the ranks, and hands each on as soon as it runs. Returns the message about it: `no_room` where their files find
+        none, and nothing was started. Raises OSError."""
         began = time.monotonic()
-        self._order, self._due = order, None
         starts = self._describe(order)
-        for start in starts.values():
-            prepare_files(start)
+        try:
+            for start in starts.values():
+                prepare_files(start)
+        except OSError as e:
+            if not is_full(e):
+                raise
+            return {"no_room": describe_no_room(e, self._folder.own.path)}
+        self._order, self._due = order, None
         if order.cold or order.warm_after is None:
             self._pool.end()
         cold: dict[str, str] = {}
@@ -52,6 +59,7 @@ class Starting:
                 process = run_cold(start, self._node, self._owner)
             started(RankProcess(process, start, order.follow_log))
         if order.warm_after is not None:
+            self._pool.expect(order.warm_after)
             self._due = time.monotonic() + _WITHOUT_STEPS_S + order.warm_after
         return {"seconds": time.monotonic() - began, "cold": cold if order.restarts else {}}
 
@@ -86,14 +94,18 @@ class Starting:
         self._due = None
         self._pool.prepare({self._order.ranks[r]: start for r, start in self._describe(self._order).items()})
 
-    def read_records(self) -> dict[str, list[str]]:
+    async def tell_imports(self) -> Message:
         """What the ranks have imported, by local rank."""
-        return {str(local): lines for local, lines in self._pool.read_records().items()}
+        return {"imports": {str(local): lines for local, lines in self._pool.read_records().items()}}
 
     def make_ready_for(self, order: LaunchOrder, imports: Message) -> None:
         """Begins to make warm processes on a node without ranks, from what those of another node have imported."""
         known = {int(local): check_lines(lines) for local, lines in imports.items()}
         self._pool.prepare({order.ranks[r]: start for r, start in self._describe(order).items()}, known)
+
+    async def tell_room(self) -> Message:
+        """`no_room` says why the files of an attempt find no room on this node; "" where they do."""
+        return {"no_room": await asyncio.to_thread(find_no_room, self._folder.own.attempts)}
 
     def end_ranks(self, *, keep_warm: bool = True) -> EndedProcesses:
         """Kills all ranks and what they have started; blocks meanwhile."""

@@ -41,7 +41,7 @@ class WarmPool:
         """Where the interpreter of each local rank records its imports."""
         self._without: set[str] = set()
         """Modules that spoil a process which imports them before its script runs."""
-        self._why = "no warm process was made yet"
+        self._why = "the node's agent has run no attempt, and was not told to make one yet"
         self._count = 0
 
     @property
@@ -56,9 +56,14 @@ class WarmPool:
             self._records.pop(local, None)
             return start
         folder = self._make_folder(local)
-        # An agent before this one, which was killed, counted from 1 too.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, mode=0o700)
+        try:
+            # An agent before this one, which was killed, counted from 1 too.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True, mode=0o700)
+        except OSError as e:
+            _log.warning("what local rank %d imports is not recorded: %s", local, e)
+            self._records.pop(local, None)
+            return start
         self._set_record(local, folder)
         return RankStart(
             start.rank, start.attempt, start.argv, start.cwd, with_hook(start.env, folder), start.log
@@ -78,6 +83,10 @@ class WarmPool:
         return {local: read_imports(folder) for local, folder in self._records.items()}
 
     # --- made
+
+    def expect(self, after_s: float) -> None:
+        """An attempt begins: what was in the way before says nothing of the next one."""
+        self._why = f"the attempt before ended less than {after_s:g} s after its first step, when they are made (--warm-after)"
 
     def prepare(
         self, starts: Mapping[int, RankStart], imports: Mapping[int, list[str]] | None = None

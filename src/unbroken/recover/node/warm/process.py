@@ -155,8 +155,8 @@ class WarmProcess:
         try:
             owner.move_warm(node, start.attempt, self.pid)
             printed = (self._folder / "printed").read_bytes()
-            with open(start.log, "ab", buffering=0) as log:
-                log.write(printed)
+            with contextlib.suppress(OSError), open(start.log, "ab", buffering=0) as log:
+                log.write(printed)  # a full disk loses these lines, and not the process
             marks = {
                 "UNBROKEN_ROLE": "rank", "RANK": str(start.rank).zfill(_WIDTH),
                 "UNBROKEN_ATTEMPT": str(start.attempt).zfill(_WIDTH),

@@ -8,6 +8,7 @@ record with the difference before an attempt runs with it, so that nobody has to
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -121,5 +122,6 @@ class Amending:
             "amended", before=self._state.attempt + 1, step=self._state.step, **fields
         )
         # The journal is the truth; run.toml follows it, and a call that finds it behind mends it.
-        write_spec(self._run_dir, replace(read_spec(self._run_dir.spec), command=self.command, nodes=self._spec.nodes, nproc=self._spec.nproc))  # fmt: skip
-        await asyncio.to_thread(self._record.keep_spec)
+        with contextlib.suppress(OSError):  # such as a full disk
+            write_spec(self._run_dir, replace(read_spec(self._run_dir.spec), command=self.command, nodes=self._spec.nodes, nproc=self._spec.nproc))  # fmt: skip
+            await asyncio.to_thread(self._record.keep_spec)

@@ -37,6 +37,7 @@ from ..suspects.suspects import Suspects
 from .amending import Amending
 from .health import HealthCheck
 from .own_checkpoints import add_argument, find_newest
+from .room import check_room
 from .warm_starts import WarmStarts
 
 _LAUNCH_S = 60.0
@@ -275,7 +276,9 @@ class Launching:
                 for i, n in enumerate(slots)
             )
         )
-        self._warm_starts.note_launch(attempt, order(0), dict(zip(slots, answers, strict=True)))
+        answered = dict(zip(slots, answers, strict=True))
+        check_room(answered)
+        self._warm_starts.note_launch(attempt, order(0), answered)
 
     async def _find_own(self, attempt: int) -> Path | None:
         """The newest whole checkpoint that the script itself wrote in the attempts before."""

@@ -43,8 +43,13 @@ class WarmStarts:
     def note_launch(self, attempt: Attempt, order: LaunchOrder, answers: Mapping[str, Message]) -> None:
         """Takes the answers of the agents that launched it, by node; `order` is that of its first node."""
         cold: dict[int, str] = {}
-        for answer in answers.values():
-            cold |= {int(r): str(why) for r, why in (answer.get("cold") or {}).items()}
+        for name, answer in answers.items():
+            node = self._fleet.nodes[name]
+            new = (
+                f" ({name} has a new agent: the one before {node.agent_before})" if node.agent_before else ""
+            )
+            cold |= {int(r): f"{why}{new}" for r, why in (answer.get("cold") or {}).items()}
+            node.agent_before = ""
         if order.restarts > 0 and self._spec.warm != "off" and all("cold" in a for a in answers.values()):
             attempt.warm = len(attempt.ranks) - len(cold)
             reasons = Counter(cold.values()).most_common()

@@ -114,9 +114,13 @@ class Fleet:
         match event:
             case Started(launch=launch):
                 node.launch, node.exited = launch, None
-            case Exited(launch=launch) if node.launch in (launch, None):
+            case Exited(launch=launch, code=code, signal=sig) if node.launch in (launch, None):
                 node.launch, node.exited = None, self._clock.monotonic()
+                node.how_ended = (
+                    f"was ended by signal {sig}" if sig else f"ended with code {code}" if code else "ended"
+                )
             case Lost(why=why):
+                node.how_ended = f"was lost: {why}"
                 node.launch, node.gone, node.usable = None, why, False
                 if node.link is not None:
                     node.link.close()  # it may stand open for ever; where the node lives, it says hello again
@@ -144,6 +148,7 @@ class Fleet:
         if node.hello and node.hello.get("pid") != hello.get("pid"):
             same = before is None or node.facts is None or node.facts.is_same_boot(before)
             node.restarted = NodeEnd.AGENT_LOST if same else NodeEnd.GONE
+            node.agent_before, node.how_ended = node.how_ended or "ended unseen", ""
         node.link, node.hello, node.state = link, hello, "up"
         node.take_clocks(hello)
         node.heard = node.granted = self._clock.monotonic()

@@ -35,6 +35,10 @@ class Node:
     launch: str | None = None
     exited: float | None = None
     """When its agent ended, where none has come up since."""
+    how_ended: str = ""
+    """What was heard last of the end of its agent."""
+    agent_before: str = ""
+    """How the agent before this one ended, where another one came since an attempt was launched there; its warm processes went with it."""
     gone: str = ""
     """Why the cluster says that it is gone with its memory, where no agent has come up since."""
     unreachable: str = ""

@@ -1,0 +1,70 @@
+"""A full disk as an attempt starts: it is waited for, charges nothing, and nothing runs meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from unbroken.cluster.local import open_log
+from unbroken.recover.room import find_no_room
+
+from .simulating import Simulate, reach
+
+
+def test_an_attempt_whose_logs_find_no_room_waits_for_it_and_charges_nothing(simulate: Simulate) -> None:
+    async def act(run) -> None:  # type: ignore[no-untyped-def]
+        await reach(run, 1, 9)
+        run.faults.fill_disk("node-00003")
+        run.faults.fail_rank("node-00001", 2, code=None, signal=9)
+        await run.until(lambda: any(r["how"] == "no_room" for r in run.journal("ended")))
+
+        before = run.loop.time()
+        await run.until(lambda: run.loop.time() > before + 300)
+        assert [r["attempt"] for r in run.journal("attempt")] == [1, 2] and not run.task.done()
+        run.faults.fill_disk("node-00003", full=False)
+        await reach(run, 3, 12)
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert incident["kind"] == "failed" and incident["next_attempt"] == 3
+
+    simulate(act, 4)
+
+
+def test_a_stop_ends_the_wait(simulate: Simulate) -> None:
+    async def act(run) -> None:  # type: ignore[no-untyped-def]
+        run.faults.fill_disk("node-00000")
+        await run.until(lambda: any(r["how"] == "no_room" for r in run.journal("ended")))
+        run.supervisor.request_stop()
+        assert await run.task == "interrupted"
+
+    simulate(act, 2)
+
+
+def test_room_is_looked_for_as_an_attempt_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "attempts"
+    assert find_no_room(folder) == "" and not any(folder.iterdir())
+
+    def refuse(code: int) -> None:
+        def mkdir(path: str, mode: int = 0o777) -> None:
+            raise OSError(code, os.strerror(code), path)
+
+        monkeypatch.setattr(os, "mkdir", mkdir)
+
+    refuse(errno.EDQUOT)
+    assert find_no_room(folder).endswith(os.strerror(errno.EDQUOT))
+    refuse(errno.EROFS)
+    assert find_no_room(folder) == "", "waiting does not help there"
+
+
+def test_an_agent_starts_without_a_log_where_its_log_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with open_log(tmp_path / "agents" / "n1.log") as log:
+        assert log.name == os.devnull
