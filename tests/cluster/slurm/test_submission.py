@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,59 @@ class Site(Slurm):
         if argv[:2] == ("scontrol", "requeue") and self._forbids:
             raise SlurmRefused("scontrol requeue", "Requested operation is presently disabled")
         return "8;cluster" if argv[0] == "sbatch" else ""
+
+
+class LosesFirstNode(Slurm):
+    """Job 7 has ended; the node of its batch script is in the state that a test gives."""
+
+    def __init__(self, states: str, *, job_state: str = "FAILED", forbids: bool = False) -> None:
+        super().__init__()
+        self._states, self._job_state, self._forbids = states, job_state, forbids
+        self.calls: list[str] = []
+
+    async def call(self, *argv: str, text: str | None = None, **_: object) -> str:
+        self.calls.append(" ".join(argv[:3]))
+        match argv:
+            case ("squeue", *_):
+                going_on = {"scontrol requeue 7", "sbatch --parsable"} & set(self.calls)
+                return f"7|{'COMPLETED' if going_on else self._job_state}|n1|N/A|None|N/A|1"
+            case ("scontrol", "-o", "show", "job", _):
+                return f"JobId=7 JobState={self._job_state} BatchHost=n1 ExitCode=137:0"
+            case ("scontrol", "-o", "show", "node", *_):
+                return f"NodeName=n1 CPUTot=4 State={self._states} Partitions=main"
+            case ("scontrol", "requeue", "7"):
+                if self._forbids:
+                    raise SlurmRefused("scontrol requeue", "Requested operation is presently disabled")
+                self._job_state = "COMPLETED"
+                return ""
+            case ("sbatch", *_):
+                self._job_state = "COMPLETED"
+                return "8"
+        raise AssertionError(argv)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "requeue", "does", "says"),
+    [
+        (LosesFirstNode("DOWN"), "auto", "scontrol requeue 7", "job 7 ended with n1, the node of its batch script"),
+        (LosesFirstNode("DOWN", forbids=True), "auto", "sbatch --parsable", "cannot be requeued .*: job 8 goes on"),
+        (LosesFirstNode("DOWN*"), "successor", "sbatch --parsable", "job 8 goes on from the newest checkpoint"),
+        (LosesFirstNode("DOWN"), "no", "", "job 7 is over: failed"),
+        (LosesFirstNode("IDLE"), "auto", "", "job 7 is over: failed"),
+        (LosesFirstNode("DOWN", job_state="CANCELLED"), "auto", "", "job 7 is over: cancelled"),
+    ],
+)  # fmt: skip
+def test_a_job_that_ended_with_its_first_node_goes_on(
+    slurm: LosesFirstNode, requeue: str, does: str, says: str, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    followed = replace(
+        submission(SlurmOptions(requeue=requeue)), run_dir=tmp_path / "run", output=tmp_path / "log"
+    )
+    asyncio.run(followed.follow(slurm, "7", said.append))
+    assert any(re.search(says, line) for line in said), said
+    went_on = [c for c in slurm.calls if c.startswith(("scontrol requeue", "sbatch"))]
+    assert went_on[-1:] == ([does] if does else []), slurm.calls
 
 
 @pytest.mark.parametrize(

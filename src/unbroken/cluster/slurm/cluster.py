@@ -165,7 +165,18 @@ class SlurmCluster:
             f"nodes that the run convicts are kept out of this run alone, and not drained: {lack}. "
             "An operator can drain them: unbroken nodes cordon NODE"
         )  # fmt: skip
-        return tuple(n for n in (risk, note if lack else "") if n)
+        return tuple(n for n in (risk, note if lack else "", await self._describe_first_node()) if n)
+
+    async def _describe_first_node(self) -> str:
+        """What it means that the supervisor runs in the job's batch script; "" where it does not."""
+        if os.environ.get("SLURM_JOB_ID") != self.job:
+            return ""
+        host = await self._slurm.find_batch_host(self.job)
+        return host and (
+            f"the run is supervised on {host}, in the job's batch script. Where its daemon is lost Slurm requeues the job (--requeue); where an "
+            f"operator sets {host} down the job ends, and the `unbroken run` that submitted it has it requeued, if it is still there; "
+            "else the same command goes on in another job"
+        )
 
     async def _find_job(self) -> JobRecord:
         job = await self._slurm.find_job(self.job)

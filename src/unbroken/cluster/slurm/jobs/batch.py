@@ -113,6 +113,14 @@ def find_excluded(run_dir: Path) -> list[str]:
     return sorted(state.cordoned)
 
 
+def is_over(run_dir: Path) -> bool:
+    """Whether the run has ended by itself: no other job is to go on with it."""
+    try:
+        return RunState.of(read_journal(RunDir(run_dir)).records).status in ("completed", "stopped")
+    except (OSError, UnbrokenError):
+        return False
+
+
 def find_run_dir(arguments: Sequence[str]) -> Path:
     """The run directory among the arguments, which the submission has put there."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):

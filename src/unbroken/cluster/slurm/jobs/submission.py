@@ -11,8 +11,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....errors import RunError, RunInterrupted, StorageError, UsageError
@@ -20,6 +20,7 @@ from ...contract import Request
 from ..controller.commands import Slurm, SlurmRefused
 from ..controller.records import JobRecord
 from ..options import SlurmOptions
+from .batch import find_excluded, is_over
 
 BATCH_PROGRAM = "unbroken.cluster.slurm.jobs.batch"
 _EVERY_S = 1.0
@@ -36,6 +37,7 @@ _OVER = (
     "DEADLINE",
     "BOOT_FAIL",
 )
+_ENDED_BY_LOSS = ("FAILED", "NODE_FAIL")
 _NEVER = {
     "PartitionNodeLimit": "it asks for more nodes than the partition gives one job",
     "PartitionTimeLimit": "it asks for more time than the partition gives one job",
@@ -130,7 +132,11 @@ class Submission:
             record = await slurm.find_job(job)
             shown.show(say)
             if record is None or record.state in _OVER:
-                return await self._read_end(slurm, job, say)
+                ended = await self._read_end(slurm, job)
+                if (after := await self._outlive_first_node(slurm, job, ended, say)) == "":
+                    return self._describe_end(job, ended, say)
+                job, before = after, ""
+                continue
             words = describe(record)
             if words != before or (record.waits and time.monotonic() - said_at > _SAY_AGAIN_S):
                 say(f"job {job} {words}")
@@ -139,14 +145,44 @@ class Submission:
                 await _start_now(slurm, job)
             await asyncio.sleep(_EVERY_S)
 
-    async def _read_end(self, slurm: Slurm, job: str, say: Callable[[str], None]) -> int:
+    async def _read_end(self, slurm: Slurm, job: str) -> Mapping[str, str]:
+        """What Slurm remembers of a job that is over; nothing where that is too long ago."""
         try:
             text = await slurm.call("scontrol", "-o", "show", "job", job)
         except SlurmRefused:
+            return {}
+        return dict(w.partition("=")[::2] for w in text.split())
+
+    async def _outlive_first_node(
+        self, slurm: Slurm, job: str, ended: Mapping[str, str], say: Callable[[str], None]
+    ) -> str:
+        """The job in which the run goes on where the node of this one's batch script was lost, and the supervisor with it: Slurm ends
+        a job with --no-kill then, and requeues nothing (22.05). "" for another end."""
+        host = ended.get("BatchHost", "")
+        if self.options.requeue == "no" or not host or ended.get("JobState") not in _ENDED_BY_LOSS:
+            return ""
+        node = (await slurm.list_nodes([host])).get(host)
+        if node is None or not (node.down or not node.responds) or is_over(self.run_dir):
+            return ""
+        lost = f"job {job} ended with {host}, the node of its batch script ({node.describe()})"
+        if self.options.requeue != "successor":
+            try:
+                await slurm.call("scontrol", "requeue", job)
+            except RunError as e:
+                lost += f", and cannot be requeued ({e.message})"
+            else:
+                say(f"{lost}: it is requeued and goes on from its newest checkpoint on disk")
+                return job
+        exclude = self.request.exclude | frozenset(find_excluded(self.run_dir))
+        new = await replace(self, request=replace(self.request, exclude=exclude)).submit(slurm)
+        say(f"{lost}: job {new} goes on from the newest checkpoint on disk")
+        return new
+
+    def _describe_end(self, job: str, ended: Mapping[str, str], say: Callable[[str], None]) -> int:
+        if not ended:
             say(f"job {job} is over; Slurm remembers no more of it. Its output is in {self.output}")
             return 1
-        values = dict(w.partition("=")[::2] for w in text.split())
-        state, code = values.get("JobState", ""), values.get("ExitCode", "1:0")
+        state, code = ended.get("JobState", ""), ended.get("ExitCode", "1:0")
         say(f"job {job} is over: {state.lower()}; its output is in {self.output}")
         number, _, by = code.partition(":")
         return int(number) or (128 + int(by) if by.isdigit() and int(by) else 0)
