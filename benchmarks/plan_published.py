@@ -11,11 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from unbroken.train.config import PlanConfig
+from unbroken.train.config import RECIPES, PlanConfig
 from unbroken.train.planning.cost import TrainingWorkload, cost
 from unbroken.train.planning.hardware import HARDWARE, Hardware, LinkKind
 from unbroken.train.planning.layout import lay_out
-from unbroken.train.planning.sizes import RECIPES
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SETTINGS: Mapping[str, tuple[int, int, tuple[int, ...]]] = {

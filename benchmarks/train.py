@@ -39,8 +39,8 @@ import torch  # noqa: E402
 from train_contenders import Case, fsdp2, ours, trainer_loop  # noqa: E402
 from train_titan import titan_loop  # noqa: E402
 
-from unbroken.train.config import ModelConfig, RunConfig  # noqa: E402
-from unbroken.train.planning.sizes import RECIPES, flops_per_token, parameter_count  # noqa: E402
+from unbroken.train.config import RECIPES, ModelConfig, RunConfig  # noqa: E402
+from unbroken.train.planning.sizes import flops_per_token, parameter_count  # noqa: E402
 from unbroken.train.profiling.activity import Activity, ActivityRecorder  # noqa: E402
 from unbroken.train.profiling.kernels import longest, read_trace, time_by_kind  # noqa: E402
 from unbroken.train.world import World, start_world  # noqa: E402

@@ -79,8 +79,7 @@ def inner(args: argparse.Namespace) -> int:
     from train_contenders import ours
 
     from train import TINY, Case, card, commit
-    from unbroken.train.config import RunConfig
-    from unbroken.train.planning.sizes import RECIPES
+    from unbroken.train.config import RECIPES, RunConfig
     from unbroken.train.saving import open_saving
     from unbroken.train.world import start_world
 

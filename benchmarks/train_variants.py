@@ -42,9 +42,9 @@ from train_contenders import Case, fsdp2, ours  # noqa: E402
 from train_products import add_product, product, products_of  # noqa: E402
 
 from train import TINY, card, commit, synchronize, traced  # noqa: E402
-from unbroken.train.config import RunConfig  # noqa: E402
+from unbroken.train.config import RECIPES, RunConfig  # noqa: E402
 from unbroken.train.model import Block, rotate  # noqa: E402
-from unbroken.train.planning.sizes import RECIPES, flops_per_token  # noqa: E402
+from unbroken.train.planning.sizes import flops_per_token  # noqa: E402
 from unbroken.train.world import start_world  # noqa: E402
 
 Step = Callable[[], Any]

@@ -12,11 +12,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from unbroken.progress import RunDir
@@ -38,16 +41,26 @@ def main() -> int:
     args = p.parse_args()
     args.out.mkdir(parents=True)
     model = [*args.size, *ROW]
-    pretrain(args.out / "run", model, args.steps)
+    with told("trained over a killed rank"):
+        pretrain(args.out / "run", model, args.steps)
     suite = HERE / "evaluate_own_tasks" / "suite.toml"
-    unbroken("eval", "watch", str(args.out / "run"), "--suite", str(suite), "--tasks", "sums,likely", "--workers", "1",
-             "--out", str(args.out / "scores"), "--once")  # fmt: skip
-    align(args.out, model, max(2, args.steps // 3))
-    unbroken(
-        "checkpoint", "export", str(args.out / "dpo"), "--to", "huggingface", "--out", str(args.out / "model")
-    )
-    generate(args.out / "model")
+    with told("evaluated each checkpoint"):
+        unbroken("eval", "watch", str(args.out / "run"), "--suite", str(suite), "--tasks", "sums,likely", "--workers", "1",
+                 "--out", str(args.out / "scores"), "--once")  # fmt: skip
+    with told("aligned twice"):
+        align(args.out, model, max(2, args.steps // 3))
+    with told("exported, and generated from"):
+        unbroken("checkpoint", "export", str(args.out / "dpo"), "--to", "huggingface", "--out", str(args.out / "model"))  # fmt: skip
+        generate(args.out / "model")
     return 0
+
+
+@contextlib.contextmanager
+def told(what: str) -> Iterator[None]:
+    """Says how long a part took."""
+    began = time.monotonic()
+    yield
+    print(f"--- {what}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def pretrain(run: Path, model: list[str], steps: int) -> None:

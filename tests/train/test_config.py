@@ -86,3 +86,10 @@ def test_the_rate_warms_up_and_decays() -> None:
     assert rates[0] == pytest.approx(0.1) and max(rates) == rates[9] == 1.0
     assert rates[-1] == pytest.approx(0.1) and all(a >= b for a, b in itertools.pairwise(rates[9:]))
     assert learning_rate(OptimConfig(warmup=0, decay_steps=50), 80, 100) == OptimConfig().min_lr
+
+
+def test_a_model_by_name_is_the_planner_s_and_options_win() -> None:
+    c = parse(["--model", "7b", "--layers", "2"]).model
+    assert (c.dim, c.hidden, c.vocab, c.layers) == (4096, 11008, 32000, 2)
+    with pytest.raises(UnknownKey, match="7b"):
+        parse(["--model", "7bb"])

@@ -23,6 +23,29 @@ def option(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": help, **more})
 
 
+def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
+    return {f.name: f for f in dataclasses.fields(kind)}
+
+
+def _positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not value > 0:
+            raise UsageError(f"--{name.replace('_', '-')} is {value} and must be above 0")
+
+
+def _one_of(config: Any, *names: str) -> None:
+    for name in names:
+        allowed = _fields(type(config))[name].metadata["choices"]
+        if getattr(config, name) not in allowed:
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} {getattr(config, name)} is not one of {', '.join(allowed)}")
+
+
+def _raise(e: Exception) -> NoReturn:
+    raise e
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """A Llama-style decoder: RMSNorm, rotary positions, SwiGLU, grouped queries."""
@@ -303,6 +326,26 @@ PARTS: Mapping[str, type] = {
     "plan": PlanConfig,
 }
 
+RECIPES: Mapping[str, ModelConfig] = {
+    # Shapes of Llama's kind: width / heads is 64 or 128, the feed-forward about 8/3 of the width.
+    "20m": ModelConfig(dim=384, layers=8, heads=6, kv_heads=6, hidden=1024, vocab=8192),
+    "125m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, vocab=32000),
+    "350m": ModelConfig(dim=1024, layers=24, heads=16, kv_heads=16, hidden=2816, vocab=32000),
+    "1b": ModelConfig(dim=2048, layers=24, heads=16, kv_heads=16, hidden=5504, vocab=32000),
+    "3b": ModelConfig(dim=2560, layers=32, heads=20, kv_heads=20, hidden=6912, vocab=32000),
+    # The 7 B and the 123 B of the published study.
+    "7b": ModelConfig(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000),
+    "13b": ModelConfig(dim=5120, layers=40, heads=40, kv_heads=40, hidden=13824, vocab=32000),
+    "34b": ModelConfig(dim=8192, layers=48, heads=64, kv_heads=8, hidden=22016, vocab=32000),
+    "70b": ModelConfig(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000),
+    "123b": ModelConfig(dim=12288, layers=88, heads=96, kv_heads=8, hidden=28672, vocab=32768),
+    # Mixtures of experts: all parameters / those that a token meets.
+    "8x160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, vocab=32000, experts=8),
+    "8x7b": ModelConfig(
+        dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocab=32000, experts=8, active_experts=2
+    ),
+}
+
 PRESETS: Mapping[str, dict[str, dict[str, Any]]] = {
     # About 0.1 M parameters: a step of four ranks takes 50-100 ms on two cores.
     "tiny": {},
@@ -339,6 +382,11 @@ def parse(argv: Sequence[str], prog: str = "unbroken train") -> TrainConfig:
     p.add_argument("-h", "--help", action="help", help="show this and exit")
     p.add_argument("--preset", choices=sorted(PRESETS), help="sizes that fit together [default: tiny]")
     p.add_argument(
+        "--model",
+        metavar="NAME",
+        help=f"sizes of a model, as `unbroken train plan` has them: {', '.join(RECIPES)}",
+    )
+    p.add_argument(
         "--config", metavar="FILE", help="TOML file with tables [model], [data], [optim], [run], [plan]"
     )
     for part, kind in PARTS.items():
@@ -362,6 +410,10 @@ def parse(argv: Sequence[str], prog: str = "unbroken train") -> TrainConfig:
             if not isinstance(entries, dict):
                 raise UsageError(f"'{part}' is not a table", where=given["config"])
             values[part].update(entries)
+    if given["model"] is not None:
+        if given["model"] not in RECIPES:
+            raise UnknownKey(given["model"], RECIPES, what="model")
+        values["model"] |= dataclasses.asdict(RECIPES[given["model"]])
     for part, kind in PARTS.items():
         values[part].update({n: given[n] for n in _fields(kind) if given[n] is not None})
     return build(values)
@@ -425,26 +477,3 @@ def _check(where: str, value: Any, hint: Any) -> Any:
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise UsageError(f"{where} is {value!r}, not {getattr(hint, '__name__', hint)}")
-
-
-def _fields(kind: type) -> dict[str, dataclasses.Field[Any]]:
-    return {f.name: f for f in dataclasses.fields(kind)}
-
-
-def _positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not value > 0:
-            raise UsageError(f"--{name.replace('_', '-')} is {value} and must be above 0")
-
-
-def _one_of(config: Any, *names: str) -> None:
-    for name in names:
-        allowed = _fields(type(config))[name].metadata["choices"]
-        if getattr(config, name) not in allowed:
-            flag = name.replace("_", "-")
-            raise UsageError(f"--{flag} {getattr(config, name)} is not one of {', '.join(allowed)}")
-
-
-def _raise(e: Exception) -> NoReturn:
-    raise e

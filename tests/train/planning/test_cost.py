@@ -9,14 +9,14 @@ import pytest
 from benchmarks.plan_published import SETTINGS, crossings, speedup_of_v2, table
 
 from unbroken.errors import UsageError
-from unbroken.train.config import PlanConfig
+from unbroken.train.config import RECIPES, PlanConfig
 from unbroken.train.planning.command import main
 from unbroken.train.planning.cost import TrainingWorkload, cost
 from unbroken.train.planning.hardware import HARDWARE
 from unbroken.train.planning.layout import lay_out
 from unbroken.train.planning.memory import Held
 from unbroken.train.planning.search import estimate, search
-from unbroken.train.planning.sizes import RECIPES, active_count, flops_per_token, parameter_count
+from unbroken.train.planning.sizes import active_count, flops_per_token, parameter_count
 
 
 def test_every_cell_of_the_published_table_and_every_crossing() -> None:

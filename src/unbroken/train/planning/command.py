@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ...errors import UnknownKey, UsageError
-from ..config import PlanConfig, add_option
+from ..config import RECIPES, PlanConfig, add_option
 from .cost import TrainingWorkload
 from .hardware import HARDWARE, Hardware
 from .search import Estimate, estimate, search
-from .sizes import RECIPES, active_count, parameter_count
+from .sizes import active_count, parameter_count
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,29 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ..config import ModelConfig
-
-RECIPES: Mapping[str, ModelConfig] = {
-    # Shapes of Llama's kind: width / heads is 64 or 128, the feed-forward about 8/3 of the width.
-    "20m": ModelConfig(dim=384, layers=8, heads=6, kv_heads=6, hidden=1024, vocab=8192),
-    "125m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, vocab=32000),
-    "350m": ModelConfig(dim=1024, layers=24, heads=16, kv_heads=16, hidden=2816, vocab=32000),
-    "1b": ModelConfig(dim=2048, layers=24, heads=16, kv_heads=16, hidden=5504, vocab=32000),
-    "3b": ModelConfig(dim=2560, layers=32, heads=20, kv_heads=20, hidden=6912, vocab=32000),
-    # The 7 B and the 123 B of the published study.
-    "7b": ModelConfig(dim=4096, layers=32, heads=32, kv_heads=32, hidden=11008, vocab=32000),
-    "13b": ModelConfig(dim=5120, layers=40, heads=40, kv_heads=40, hidden=13824, vocab=32000),
-    "34b": ModelConfig(dim=8192, layers=48, heads=64, kv_heads=8, hidden=22016, vocab=32000),
-    "70b": ModelConfig(dim=8192, layers=80, heads=64, kv_heads=8, hidden=28672, vocab=32000),
-    "123b": ModelConfig(dim=12288, layers=88, heads=96, kv_heads=8, hidden=28672, vocab=32768),
-    # Mixtures of experts: all parameters / those that a token meets.
-    "8x160m": ModelConfig(dim=768, layers=12, heads=12, kv_heads=12, hidden=2048, vocab=32000, experts=8),
-    "8x7b": ModelConfig(
-        dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocab=32000, experts=8, active_experts=2
-    ),
-}
 
 _CUT = {"query": 0, "key": 0, "value": 0, "out": 1, "gate": 0, "up": 0, "down": 1, "embedding": 0, "head": 0}
 """The dimension of a matrix that tensor parallelism cuts; what is not here is whole on each rank."""
