@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from unbroken.errors import InputError, UsageError
 from unbroken.train.config import ModelConfig, parse
 from unbroken.train.corpus.chat import open_conversations, open_preferences, render
-from unbroken.train.corpus.samples import IGNORED, TextSamples
+from unbroken.train.corpus.samples import IGNORED, TextSamples, text_samples
 from unbroken.train.corpus.token_files import open_token_file
 from unbroken.train.huggingface.names import description
 from unbroken.train.planning.sizes import parameter_shapes
@@ -171,3 +172,34 @@ def test_the_hugging_face_form_names_every_tensor_once() -> None:
     vocabulary = said["files"]["tokenizer.json"]["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(256)) and vocabulary["a"] == ord("a")
     assert description(ModelConfig(experts=4), 64) is None
+
+
+def test_datatrove_s_loss_mask_is_kept_also_in_a_mixture(tmp_path: Path) -> None:
+    tokens, learnt = np.arange(13, dtype=np.uint16), np.arange(13) % 3 != 0
+    tokens.tofile(tmp_path / "a.ds")
+    np.array([5, 13], np.uint64).tofile(tmp_path / "a.ds.index")
+    every = open_token_file(str(tmp_path / "a.ds"), 64, tmp_path / "c")
+    learnt.tofile(tmp_path / "a.ds.loss")
+    for source in ("a.ds", "1*a.ds"):
+        config = parse(
+            [
+                "--seq",
+                "4",
+                "--vocab",
+                "256",
+                "--cache",
+                str(tmp_path / "c"),
+                "--data",
+                source.replace("a.ds", str(tmp_path / "a.ds")),
+            ]
+        )
+        found: Any = open_corpus(config)
+        samples = found.samples if source != "a.ds" else text_samples(found, 4)
+        inputs, targets = samples.rows([0, 2])
+        assert inputs.tolist() == [[0, 1, 2, 3], [8, 9, 10, 11]]
+        assert targets.tolist() == [[1, 2, IGNORED, 4], [IGNORED, 10, 11, IGNORED]]
+        assert samples.weight([0, 2]) == 5
+        assert found.fingerprint != every.fingerprint
+    learnt[:-1].tofile(tmp_path / "a.ds.loss")
+    with pytest.raises(InputError, match="12 bytes for 13 tokens"):
+        open_token_file(str(tmp_path / "a.ds"), 64, tmp_path / "c")

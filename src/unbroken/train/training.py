@@ -87,7 +87,7 @@ def open_training(
     config: TrainConfig, world: World, run: Run, tokens: Tokens | Conversations | TokenMixture
 ) -> Training:
     """A rank at step 0: of the reference trainer, or of a plan. Raises UsageError, InputError."""
-    if config.wants_plan:
+    if config.wants_plan or (isinstance(tokens, Tokens) and tokens.mask is not None):
         from .parallel.trainer import build as build_plan
 
         return build_plan(config, world, run, tokens)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...data.ordering.mixture import BLOCK, Mixture, MixtureOrder
 from ...errors import InputError, UsageError
-from .samples import TextSamples
+from .samples import IGNORED, TextSamples, text_samples
 from .tokens import Tokens
 
 _PART = re.compile(r"\s*([0-9.eE+-]+)\s*\*\s*(\S.*?)\s*")
@@ -67,7 +67,7 @@ class TokenMixture:
     @cached_property
     def samples(self) -> MixedSamples:
         """The samples of all parts, one part behind the other."""
-        return MixedSamples(tuple(TextSamples(p.map(), self.seq) for p in self.parts))
+        return MixedSamples(tuple(text_samples(p, self.seq) for p in self.parts))
 
     def order(self, held_out: int, seed: int) -> MixedOrder:
         """Which sample comes when; the last part keeps `held_out` back. Raises InputError where it has no more than those."""
@@ -99,13 +99,19 @@ class MixedSamples:
 
     def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """As `CorpusSamples.rows`."""
-        which = (np.searchsorted(self.starts, samples, "right") - 1).tolist()
-        found = [self.parts[w].rows([s - self.starts[w]]) for s, w in zip(samples, which, strict=True)]
+        found = [part.rows([s]) for part, s in self._places(samples)]
         return np.concatenate([x for x, _ in found]), np.concatenate([y for _, y in found])
 
     def weight(self, samples: Sequence[int]) -> int:
         """As `CorpusSamples.weight`."""
-        return len(samples) * self.parts[0].seq
+        if all(p.learnt is None for p in self.parts):
+            return len(samples) * self.parts[0].seq
+        return max(1, sum(int((part.rows([s])[1] != IGNORED).sum()) for part, s in self._places(samples)))
+
+    def _places(self, samples: Sequence[int]) -> list[tuple[TextSamples, int]]:
+        """Of each sample its part, and its number there."""
+        which = (np.searchsorted(self.starts, samples, "right") - 1).tolist()
+        return [(self.parts[w], s - self.starts[w]) for s, w in zip(samples, which, strict=True)]
 
 
 class MixedOrder:

@@ -13,6 +13,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .tokens import Tokens
+
 IGNORED = -100
 """The target of a token that is not to be learnt, as torch's cross-entropy has it."""
 
@@ -53,6 +55,8 @@ class TextSamples:
 
     text: NDArray[np.generic]
     seq: int
+    learnt: NDArray[np.bool_] | None = None
+    """Whether each token is to be learnt; None: all are."""
 
     @property
     def count(self) -> int:
@@ -62,11 +66,23 @@ class TextSamples:
     def rows(self, samples: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """As `CorpusSamples.rows`."""
         found = np.stack([self.text[s * self.seq : (s + 1) * self.seq + 1] for s in samples]).astype(np.int64)
-        return found[:, :-1], found[:, 1:]
+        if self.learnt is None:
+            return found[:, :-1], found[:, 1:]
+        return found[:, :-1], np.where(self._learnt(samples), found[:, 1:], IGNORED)
 
     def weight(self, samples: Sequence[int]) -> int:
         """As `CorpusSamples.weight`."""
-        return len(samples) * self.seq
+        return len(samples) * self.seq if self.learnt is None else max(1, int(self._learnt(samples).sum()))
+
+    def _learnt(self, samples: Sequence[int]) -> NDArray[np.bool_]:
+        """(samples, seq): whether each target is to be learnt."""
+        assert self.learnt is not None
+        return np.stack([self.learnt[s * self.seq + 1 : (s + 1) * self.seq + 1] for s in samples])
+
+
+def text_samples(tokens: Tokens, seq: int) -> TextSamples:
+    """The windows of a token file."""
+    return TextSamples(tokens.map(), seq, tokens.map_mask())
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Token files that other tools wrote, read in place: Megatron's .bin with .idx, datatrove's .ds with .ds.index."""
+"""Token files that other tools wrote, read in place: Megatron's .bin with .idx, datatrove's .ds with .ds.index and .ds.loss."""
 
 from __future__ import annotations
 
@@ -45,7 +45,25 @@ def open_token_file(source: str, vocab: int, cache: Path | None = None) -> Token
             where=str(path),
             hint=f"--vocab {largest + 1} or more, as its tokenizer has",
         )
-    return Tokens(path, count, fingerprint, source, dtype, 0)
+    mask = _mask(path, count)
+    if mask is not None:
+        of_mask, _ = _fingerprint(mask, "uint8", cache)
+        fingerprint = hashlib.sha256(f"{fingerprint} {of_mask}".encode()).hexdigest()
+    return Tokens(path, count, fingerprint, source, dtype, 0, mask)
+
+
+def _mask(path: Path, count: int) -> Path | None:
+    """datatrove's loss mask beside its tokens: a byte for each. Raises InputError for one of other tokens."""
+    mask = path.with_name(path.name + ".loss")
+    if path.suffix != ".ds" or not mask.exists():
+        return None
+    if mask.stat().st_size != count:
+        raise InputError(
+            f"the loss mask has {mask.stat().st_size} bytes for {count} tokens",
+            where=str(mask),
+            hint="Copy both files again, or move the mask away to learn every token",
+        )
+    return mask
 
 
 def _megatron(path: Path) -> tuple[str, int]:

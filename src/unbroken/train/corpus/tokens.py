@@ -94,6 +94,8 @@ class Tokens:
     dtype: str = "uint8"
     offset: int = HEADER_BYTES
     """Bytes of the file before the first token."""
+    mask: Path | None = None
+    """A file with a byte for each token: 0 where it is not to be learnt. None: all are."""
 
     def map(self) -> np.memmap:
         """The tokens as a read-only array of shape (count,)."""
@@ -101,6 +103,14 @@ class Tokens:
 
         return np.memmap(
             self.path, dtype=np.dtype(self.dtype), mode="r", offset=self.offset, shape=(self.count,)
+        )
+
+    def map_mask(self) -> np.memmap | None:
+        """Whether each token is to be learnt, as a read-only array of shape (count,); None where all are."""
+        import numpy as np
+
+        return (
+            None if self.mask is None else np.memmap(self.mask, dtype=np.bool_, mode="r", shape=(self.count,))
         )
 
 

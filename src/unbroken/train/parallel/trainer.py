@@ -16,7 +16,7 @@ from ...progress import Run
 from ..config import OptimConfig, TrainConfig, learning_rate
 from ..corpus.mixture import MixedOrder, TokenMixture
 from ..corpus.order import SampleOrder, SamplePosition
-from ..corpus.samples import CorpusSamples, TextSamples, TrainingCorpus
+from ..corpus.samples import CorpusSamples, TrainingCorpus, text_samples
 from ..corpus.tokens import Tokens
 from ..planning.layout import check, micro_batches
 from ..trainer import check_same_training, order_of, training_values
@@ -230,9 +230,7 @@ def build(
     """
     plan, c = config.plan, config.data
     layout = check(config, world.size)
-    samples: CorpusSamples = (
-        TextSamples(tokens.map(), c.seq) if isinstance(tokens, Tokens) else tokens.samples
-    )
+    samples: CorpusSamples = text_samples(tokens, c.seq) if isinstance(tokens, Tokens) else tokens.samples
     order: SampleOrder | MixedOrder = order_of(samples.count, config, f"{tokens.count} bytes")
     if isinstance(tokens, TokenMixture):
         order = tokens.order(config.run.eval_samples if config.run.eval_every else 0, c.seed)
