@@ -171,6 +171,18 @@ def test_refusals(saved: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         export.to_torch(storage, name, tmp_path / "a")
 
 
+def test_the_token_that_ends_a_text_is_the_tokenizer_s_where_the_configuration_knows_none(
+    tmp_path: Path,
+) -> None:
+    added = {"added_tokens": [{"id": 3, "content": "<pad>"}, {"id": 7, "content": "<end>"}]}
+    files = {"tokenizer.json": added, "tokenizer_config.json": {"eos_token": {"content": "<end>"}}}
+    for known, expected in ((None, 7), (2, 2)):
+        for name, content in (files | {"config.json": {"eos_token_id": known}}).items():
+            (tmp_path / name).write_text(json.dumps(content))
+        export._name_end(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text()) == {"eos_token_id": expected}
+
+
 # adopting -------------------------------------------------------------------------------------------------------
 
 

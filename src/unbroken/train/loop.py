@@ -132,7 +132,7 @@ def _banner(t: Training) -> str:
     w, c = t.world, t.config
     ranks = f"{w.size} ranks over {w.backend}" if w.size > 1 else "one rank"
     return (
-        f"training {t.parameter_count:,} parameters on {t.tokens.count:,} bytes of {t.tokens.source} "
+        f"training {t.parameter_count:,} parameters on {t.tokens.count:,} tokens of {t.tokens.source} "
         f"(sha256 {t.tokens.fingerprint[:12]}), {ranks} on {w.device.type}, from step {t.step} to {c.run.steps}"
     )
 

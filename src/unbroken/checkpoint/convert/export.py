@@ -157,6 +157,8 @@ def to_huggingface(
             place.put(f"{aside.name}/{file}", json.dumps(files[file], indent=2).encode() + b"\n")
         if beside is not None:
             _copy_beside(beside, aside)
+            if files and not (beside / "config.json").exists():
+                _name_end(aside)
     notes = [
         f"{n.removeprefix(prefix)} is tied to {t.removeprefix(prefix)} and not stored twice"
         for n, t in tied.items()
@@ -329,6 +331,22 @@ def _copy_beside(source: Path, into: Path) -> None:
         weights = file.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf") or ".index." in file.name
         if file.is_file() and not weights and file.stat().st_size < 2**30:
             shutil.copyfile(file, into / file.name)
+
+
+def _name_end(folder: Path) -> None:
+    """Tells a configuration that knows of no end which token ends a text, as the tokenizer beside it says: else nothing that is
+    generated ever stops."""
+    config = json.loads((folder / "config.json").read_text())
+    try:
+        end = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
+        end = end["content"] if isinstance(end, dict) else end
+        added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+        number = next(t["id"] for t in added if t["content"] == end)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return  # it does not say
+    if config.get("eos_token_id") is None:
+        config["eos_token_id"] = number
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 @contextmanager
