@@ -22,13 +22,15 @@ from unbroken.cluster.contract import (
     Event,
     Exited,
     Fenced,
+    Lost,
     Request,
+    Returned,
     Started,
 )
 from unbroken.cluster.holding.choice import choose
 from unbroken.cluster.local import find_root
 from unbroken.cluster.stream import EventStream
-from unbroken.errors import DoesNotFit, UsageError
+from unbroken.errors import DoesNotFit, RunError, UsageError
 from unbroken.link.secret import as_input
 from unbroken.machine import python_path
 
@@ -50,7 +52,8 @@ class PlainOptions:
 
 
 class PlainCluster:
-    """Nodes `plain-0`, `plain-1`, ...; where each process runs is in a note of its node."""
+    """Nodes `plain-0`, `plain-1`, ...; where each process runs is in a note of its node. As long as there is a note `away-plain-1`
+    that node is lost."""
 
     Options = PlainOptions
 
@@ -60,6 +63,7 @@ class PlainCluster:
         self.run_id, self._options, self._log_of = run_id, options, log_of
         self._stream = EventStream(self._running)
         self._launches: dict[str, str] = {}
+        self._away: asyncio.Task[None] | None = None
 
     @property
     def socket_folder(self) -> Path | None:
@@ -86,6 +90,8 @@ class PlainCluster:
         )
 
     async def start(self, node: str, command: AgentCommand) -> str:
+        if (self._options.notes / f"away-{node}").exists():
+            raise RunError("the node is away", where=node)
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": python_path(), **command.environment}
         log = self._log_of(node) if self._log_of else Path(os.devnull)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +130,20 @@ class PlainCluster:
                     self._follow(note.name, int(note.read_text()))
         return [Started(Moment.at(time.monotonic()), n, launch) for n, launch in self._launches.items()]
 
+    async def _follow_away(self) -> None:
+        away: set[str] = set()
+        while True:
+            now = {p.name.removeprefix("away-") for p in self._options.notes.glob("away-*")}
+            for node in now - away:
+                await self.fence(node, 5.0)
+                self._stream.publish(Lost(Moment.at(time.monotonic()), node, "its power is out", proven=True))
+            for node in away - now:
+                self._stream.publish(Returned(Moment.at(time.monotonic()), node))
+            away = now
+            await asyncio.sleep(0.05)
+
     def events(self) -> AsyncIterator[Event]:
+        self._away = self._away or asyncio.create_task(self._follow_away())
         return self._stream.read()
 
     async def fence(self, node: str, deadline_s: float) -> Fenced:
@@ -144,6 +163,8 @@ class PlainCluster:
             await self.fence(node, 10.0)
 
     async def close(self) -> None:
+        if self._away is not None:
+            self._away.cancel()
         self._stream.close()
 
 

@@ -23,7 +23,8 @@ class Run:
     """What a training script says to its run. Outside `unbroken run` every call does nothing.
 
     `active` tells which; `run_dir`, `run_id`, `node`, `rank` and `attempt` describe the run (None, or 0 for
-    the attempt, outside one). `skips` are the samples that are never to be used, as absolute ranges [start, stop): what
+    the attempt, outside one). `world_sizes` are the numbers of ranks that the run may go on with (`--min-nodes`), the most first;
+    () where it keeps its own. `skips` are the samples that are never to be used, as absolute ranges [start, stop): what
     `unbroken.data` leaves out by itself.
     """
 
@@ -36,6 +37,7 @@ class Run:
         self.rank = int(env.get("RANK", "0"))
         self.attempt = int(env.get("UNBROKEN_ATTEMPT", "0")) if self.active else 0
         self.skips = read_skips(env.get("UNBROKEN_SKIPS", "")) if self.active else ()
+        self.world_sizes = _read_sizes(env.get("UNBROKEN_WORLD_SIZES", "")) if self.active else ()
         self._phase = Phase.STARTING
         self._count = 0
         if page is None:
@@ -161,6 +163,14 @@ def read_skips(text: str) -> tuple[tuple[int, int], ...]:
             where="UNBROKEN_SKIPS",
             hint="Write START:STOP,START:STOP",
         ) from None
+
+
+def _read_sizes(text: str) -> tuple[int, ...]:
+    """The numbers of "8,6,4". Raises ContractError for any other text."""
+    try:
+        return tuple(int(n) for n in text.split(",") if n)
+    except ValueError:
+        raise ContractError(f"'{text[:100]}' are no numbers of ranks", where="UNBROKEN_WORLD_SIZES") from None
 
 
 class _PhaseScope:

@@ -146,6 +146,12 @@ class Policy:
     """Where replicas differ that were equal: "roll back" to a checkpoint where they were, or "tell"."""
     check_nodes: str = "quick"
     """Whether nodes are checked before they train: "quick", or "off"."""
+    shrink_after: Duration = Duration(10)
+    """With --min-nodes: so long a node is waited for that may take a lost one's place, before the run goes on with fewer."""
+    grow_after: Duration = Duration(60)
+    """A smaller run stops for a node that is back once that has answered for so long: one that comes and goes stops it not at all."""
+    grows_per_hour: int = 3
+    """And so often within an hour: each costs a restart. Where the run is started again for another reason, it grows at once."""
     history: str = ""
     """The folder of the site's node history, which all runs share; "" for none."""
 
@@ -162,7 +168,16 @@ class Policy:
             raise UsageError(
                 f'policy \'on_corruption\' must be "roll back" or "tell", not {self.on_corruption!r}'
             )
-        for name in ("cordons_per_hour", "cordons_per_hour_and_cause"):
+        for name in ("shrink_after", "grow_after"):
+            try:
+                object.__setattr__(self, name, Duration(getattr(self, name)))
+            except (TypeError, ValueError):
+                raise UsageError(f"policy '{name}' must be a duration, not {getattr(self, name)!r}") from None
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(
+                    f"policy '{name}' must be finite and not negative, not {getattr(self, name)}"
+                )
+        for name in ("cordons_per_hour", "cordons_per_hour_and_cause", "grows_per_hour"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise UsageError(f"policy '{name}' must be a whole number from 0 up, not {value!r}")
@@ -203,6 +218,10 @@ class RunSpec:
     """Ranks per node."""
     spares: int = 0
     """Nodes kept ready to take a lost node's place."""
+    min_nodes: int = 0
+    """The run goes on with fewer nodes, down to so many, while none can take a lost one's place; 0: it waits for one."""
+    nodes_per_replica: int = 1
+    """How many nodes hold one copy of the model together: a run becomes smaller by whole ones."""
     cluster: ClusterChoice = field(default_factory=ClusterChoice)
     """Where its processes run."""
     ownership: str = "auto"
@@ -235,11 +254,24 @@ class RunSpec:
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        for name, least in (("nodes", 1), ("nproc", 1), ("spares", 0)):
+        for name, least in (
+            ("nodes", 1),
+            ("nproc", 1),
+            ("spares", 0),
+            ("min_nodes", 0),
+            ("nodes_per_replica", 1),
+        ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise UsageError(f"'{name}' must be a whole number from {least} up, not {value!r}")
-
+        if self.min_nodes and self.min_nodes not in self.node_counts:
+            whole = [str(n) for n in range(1, self.nodes + 1) if not n % self.nodes_per_replica]
+            raise UsageError(
+                f"a run of {self.nodes} nodes, {self.nodes_per_replica} to a replica, cannot go on with {self.min_nodes}",
+                hint=f"--min-nodes may be {', '.join(whole)}"
+                if str(self.nodes) in whole
+                else f"Make --nodes a multiple of --nodes-per-replica {self.nodes_per_replica}",
+            )
         if self.ownership not in OWNERSHIPS:
             raise UsageError(f"'ownership' must be one of {', '.join(OWNERSHIPS)}, not {self.ownership!r}")
         if self.on_divergence not in ON_DIVERGENCE:
@@ -265,6 +297,15 @@ class RunSpec:
     @property
     def world_size(self) -> int:
         return self.nodes * self.nproc
+
+    @property
+    def node_counts(self) -> tuple[int, ...]:
+        """With how many nodes the run may go on, the most first: whole replicas, from `nodes` down to `min_nodes`."""
+        if not self.min_nodes:
+            return (self.nodes,)
+        if self.nodes % self.nodes_per_replica:
+            return ()
+        return tuple(range(self.nodes, self.min_nodes - 1, -self.nodes_per_replica))
 
 
 def write_spec(run_dir: RunDir, spec: RunSpec, *, first: bool = False) -> bool:

@@ -79,6 +79,8 @@ def make_spec(
     nodes: int = 1,
     nproc: int = 1,
     spares: int = 0,
+    min_nodes: int = 0,
+    nodes_per_replica: int = 1,
     timeouts: Timeouts | None = None,
     budgets: Budgets | None = None,
     policy: Policy | None = None,
@@ -99,7 +101,7 @@ def make_spec(
     """A spec with a fresh run id, for a `cluster` or wherever its run is already. Raises UsageError on impossible numbers."""
     return RunSpec(
         command=tuple(command), run_id=secrets.token_hex(6), nodes=nodes, nproc=nproc, spares=spares,
-        timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), policy=policy or Policy(), host_memory=host_memory, ownership=ownership,
+        min_nodes=min_nodes, nodes_per_replica=nodes_per_replica, timeouts=timeouts or Timeouts(), budgets=budgets or Budgets(), policy=policy or Policy(), host_memory=host_memory, ownership=ownership,
         origin=origin, trust_pickle=trust_pickle, room_elsewhere=room_elsewhere, record=check_record(record),
         resume_arg=resume_arg, resume_from=resume_from, keep_logs=keep_logs,
         on_divergence=on_divergence, warm=warm, warm_after=warm_after,
@@ -137,6 +139,8 @@ def settle_spec(run_dir: RunDir, wanted: RunSpec, *, amend: bool = False) -> Run
         origin=old.origin, trust_pickle=wanted.trust_pickle or old.trust_pickle,
         ownership=old.ownership if wanted.ownership == "auto" else wanted.ownership,
         room_elsewhere=wanted.room_elsewhere or old.room_elsewhere,
+        min_nodes=wanted.min_nodes or old.min_nodes,
+        nodes_per_replica=old.nodes_per_replica if wanted.nodes_per_replica == 1 else wanted.nodes_per_replica,
         on_divergence=old.on_divergence if wanted.on_divergence == "auto" else wanted.on_divergence,
         warm=old.warm if wanted.warm == "auto" else wanted.warm,
         warm_after=old.warm_after if wanted.warm_after == WARM_AFTER else wanted.warm_after,

@@ -16,6 +16,7 @@ from .curve import thin
 from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
 from .profile import profile_section
+from .size import read_size
 from .waiting import read_waiting
 
 _MAX_INCIDENTS = 200
@@ -45,6 +46,7 @@ _HOW = {
     "completed": "completed", "interrupted": "stopped on request", "failed": "a rank failed", "hung": "hang",
     "node_lost": "node lost", "agent_lost": "agent lost", "preempted": "node taken away", "slow": "slow",
     "supervisor_lost": "supervisor lost", "amended": "stopped to be amended",
+    "resized": "stopped for more nodes",
     "lease": "a lease expired", "loss_spike": "loss diverged", "corrupted": "replicas differed", "cut off": "cut off", "running": "still running",
 }  # fmt: skip
 PHASE_KINDS = {
@@ -77,6 +79,7 @@ def page(report: RunReport, *, base: str = "") -> str:
         status=STATUS_TEXT.get(report.status, report.status),
         mood=MOODS.get(report.status, "warn"),
         size=_size(report),
+        sizes=read_size(report),
         origin="from the last checkpoint" if saved else "without a checkpoint, because none was saved",
         command=same_command(report),
         cards=_cards(report),
@@ -206,7 +209,8 @@ def _details(i: Incident) -> list[tuple[str, str]]:
         *(("seen too", _quote(e)) for e in v.evidence[:8]),
         *(("note", note) for note in v.notes[:6]),
     ]  # fmt: skip
-    return [*of_verdict, ("next attempt", str(i.next_attempt or "")), ("phases", phases or "–")]
+    went_on = [("next attempt", str(i.next_attempt or "")), ("went on", i.resized)]
+    return [*of_verdict, *went_on, ("phases", phases or "–")]
 
 
 def _quote(root: Root) -> str:

@@ -22,6 +22,7 @@ from ..progress.records.incident import Incident
 from ..progress.records.steps import Step
 from .data import Record, RunReport, describe_incident, same_command
 from .gather import gather
+from .size import RunSize, read_size
 
 _TAIL = 64 * 2**10
 _KEEPER_S = 1.0
@@ -77,6 +78,8 @@ class RunStatus:
     """What the run was given with --from, with the step of that; "" where it was given nothing."""
     amendments: tuple[str, ...]
     """What was changed of the run in between (--amend), in words, oldest first."""
+    size: RunSize
+    """With how many nodes it goes on, and for how long it had fewer than it was asked for."""
     incidents: tuple[Incident, ...]
     nodes: tuple[NodeStatus, ...]
     problems: tuple[str, ...]
@@ -134,6 +137,7 @@ def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
         disk_name=disk.name if disk else None,
         started_from=_started_from(report),
         amendments=tuple(report.amendments),
+        size=read_size(report),
         incidents=report.incidents,
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,

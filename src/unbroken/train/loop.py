@@ -17,7 +17,7 @@ from .config import TrainConfig
 from .corpus.batches import GlobalBatches
 from .saving import Saving, open_saving
 from .step_digests import StepDigestWriter, digest, step_digest_path
-from .training import OpenCorpus, OpenTraining, Training, open_corpus, open_training
+from .training import OpenCorpus, OpenTraining, Training, check_sizes, open_corpus, open_training
 from .world import start_world, stop_world
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def train(
     are saved with it.
     """
     run = attach(total_steps=config.run.steps)
+    check_sizes(config, run.world_sizes)
     with run.phase("starting"), _stop_signals() as stop_flag:
         tokens = open_data(config)
         world = start_world(config.run)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import UsageError
 from ..progress import Run
 from .config import TrainConfig
 from .corpus.chat import Conversations, open_conversations, open_preferences
@@ -14,7 +15,7 @@ from .corpus.order import SampleOrder, SamplePosition
 from .corpus.samples import CorpusSamples, TrainingCorpus
 from .corpus.token_files import is_token_file, open_token_file
 from .corpus.tokens import Tokens, open_tokens
-from .world import World
+from .world import World, check_share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +96,24 @@ def open_training(
 
     assert isinstance(tokens, Tokens), "conversations are for plans alone"
     return build(config, world, run, tokens)
+
+
+def check_sizes(config: TrainConfig, sizes: Sequence[int]) -> None:
+    """Raises UsageError, with the legal values, where a run may go on with so many ranks (--min-nodes) and this training cannot: told
+    before its first step, not when a node is lost."""
+    for size in sizes:
+        try:
+            if config.wants_plan:
+                from .planning.layout import check
+
+                check(config, size)
+            else:
+                check_share(config.data.global_batch, size)
+        except UsageError as e:
+            raise UsageError(
+                f"with {size} ranks, which --min-nodes allows ({', '.join(map(str, sizes))}): {e.message}",
+                hint=e.hint,
+            ) from None
 
 
 OpenTraining = Callable[[TrainConfig, World, Run, Any], Training]

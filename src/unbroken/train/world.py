@@ -46,13 +46,18 @@ class World:
 
     def share(self, samples: int) -> range:
         """The places in a batch of `samples` that this rank takes; raises UsageError if it does not divide."""
-        if samples % self.size:
-            raise UsageError(
-                f"a batch of {samples} samples does not divide among {self.size} ranks",
-                hint=f"Choose --global-batch as a multiple of {self.size}",
-            )
+        check_share(samples, self.size)
         each = samples // self.size
         return range(self.rank * each, (self.rank + 1) * each)
+
+
+def check_share(samples: int, ranks: int) -> None:
+    """Raises UsageError where a batch of so many samples does not divide among so many ranks."""
+    if samples % ranks:
+        raise UsageError(
+            f"a batch of {samples} samples does not divide among {ranks} ranks",
+            hint=f"Choose --global-batch as a multiple of {ranks}",
+        )
 
 
 def environment_rank() -> tuple[int, int, int]:

@@ -46,6 +46,21 @@ def run(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that train.")] = 1,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks per node.")] = 1,
     spares: Annotated[int, typer.Option(min=0, help="Nodes kept ready to take a lost node's place.")] = 0,
+    min_nodes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Where no node takes a lost one's place: go on with fewer, down to so many, and with all again once one is back. "
+            "Default: wait for one.",
+            show_default=False,
+        ),
+    ] = 0,
+    nodes_per_replica: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Nodes that hold one copy of the model together: --min-nodes keeps whole ones."
+        ),
+    ] = 1,
     patience: Annotated[
         float,
         typer.Option(
@@ -221,7 +236,7 @@ def run(
     if fork_from is not None:
         start_from = _find_step(start_from, fork_from)
     spec = make_spec(
-        words, nodes=nodes, nproc=nproc, spares=spares, timeouts=times,
+        words, nodes=nodes, nproc=nproc, spares=spares, min_nodes=min_nodes, nodes_per_replica=nodes_per_replica, timeouts=times,
         host_memory=_memory(host_memory), ownership=ownership, origin=_absolute(start_from), trust_pickle=trust_pickle,
         room_elsewhere=_absolute(room_elsewhere), record=record.rstrip("/"), resume_arg=resume_arg, resume_from=resume_from,
         warm={None: "auto", True: "on", False: "off"}[warm], warm_after=_duration("--warm-after", warm_after),

@@ -71,6 +71,8 @@ def screen(s: RunStatus) -> str:
         lines.append(("from", s.started_from))
     for amended in s.amendments[-_AMENDMENTS:]:
         lines.append(("amended", amended))
+    if size := s.size.describe():
+        lines.append(("size", size))
     saved = []
     if s.memory_step is not None:
         saved.append(f"step {s.memory_step:,} in memory")

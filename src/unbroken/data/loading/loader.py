@@ -31,6 +31,7 @@ from ..ordering.orders import Listed, ListedBatches, Order, UnitOrder, fingerpri
 from ..ordering.samplers import Sampled, size_of
 from ..position import Position, Ranges, normalize, subtract
 from .counting import SCHEMA, CountingLoader
+from .global_batch import count_rounds
 from .samples import Probe, Request, Samples
 from .shares import Share, Sharing
 from .steps import OptimizerSteps
@@ -68,7 +69,7 @@ class Loader(CountingLoader):
     """A loader that knows where the training stands in its data, at any world size, batch size and number of workers.
 
     Iterate over it as over torch's; each iteration goes on to the end of the epoch from where the last one stopped.
-    `accumulate` is how many batches make a step. `rank` and `world_size` are those of the data-parallel group (default:
+    `accumulate` is how many batches make a step; with `global_batch` as many as it takes for so many samples over all ranks. `rank` and `world_size` are those of the data-parallel group (default:
     the sampler's, torch.distributed's, or the environment's).
     """
 
@@ -84,11 +85,14 @@ class Loader(CountingLoader):
         world_size: int | None = None,
         on_batch: Callable[[BatchRecord], object] | None = None,
         content: str | None = None,
+        global_batch: int | None = None,
     ) -> None:
         super().__init__(loader, seed=seed, accumulate=accumulate, rank=rank, world_size=world_size)
         seed = self._seed
         if (order is not None and order.size < 1) or (order is None and sampled.order.size < 1):
             raise UsageError("there is no sample to train on", hint="Give a dataset that is not empty")
+        self._global_batch = 0 if global_batch is None else whole_number("global_batch", global_batch, 1)
+        self._weight = 1.0
         self._sampled = sampled
         self._order = order or sampled.order
         self._sharing: Sharing | None = None
@@ -110,6 +114,10 @@ class Loader(CountingLoader):
         self._steps = OptimizerSteps()
         self._requests = _Requests()
         units = isinstance(self._order, UnitOrder)
+        if units and self._global_batch:
+            raise UsageError(
+                "global_batch counts samples, and this order makes batches of its own", hint="Use accumulate="
+            )
         shape = "samples" if not units else "batches" if isinstance(self._order, ListedBatches) else "packs"
         samples: Any = Samples(
             loader.dataset, loader.collate_fn, seed, batched=sampled.batched or units, shape=shape,
@@ -224,6 +232,15 @@ class Loader(CountingLoader):
         """This process's place among those that share the data."""
         return self._shared().rank
 
+    @property
+    def weight(self) -> float:
+        """What to multiply the mean loss of the batch that the loop holds by: summed over the batches of a step, and averaged over the
+        ranks as DistributedDataParallel does, that is the mean of the step's samples. Raises UsageError without `global_batch`.
+        """
+        if not self._global_batch:
+            raise UsageError("weight is of a step of so many samples", hint="Write wrap(..., global_batch=N)")
+        return self._weight
+
     def position(self) -> Position:
         """Where the training stands, counting the batch that the loop holds, and nothing that was only prefetched."""
         return Position(self._epoch, self._consumed(), self._skips, fingerprint(self._identity()))
@@ -271,7 +288,10 @@ class Loader(CountingLoader):
         if self._sharing is None:
             s = self._sampled
             rank, world_size = self._place(s.rank, s.world_size)
-            self._sharing = Sharing(self._order, self._seed, s.batch, s.tail, rank, world_size)
+            g = self._global_batch
+            self._sharing = Sharing(self._order, self._seed, s.batch, s.tail, rank, world_size, g)
+            if g:
+                self._accumulate = count_rounds(g, s.batch, world_size)
         return self._sharing
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -297,10 +317,12 @@ class Loader(CountingLoader):
                 continue
             before, self._at = self._at, share.stop  # type: ignore[union-attr]
             self._count_batch(share.last)  # type: ignore[union-attr]
+            self._weight = share.weight  # type: ignore[union-attr]
             steps.taken()
             if record is not None:
                 data, digest = data
-                record(self._record(before, digest))
+                # What stands in on a rank that is given nothing is another's sample.
+                record(self._record(before, digest if self._weight else 0))
             yield data
             if self._stale:
                 return

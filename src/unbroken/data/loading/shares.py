@@ -17,6 +17,7 @@ import numpy as np
 from ..ordering.orders import ListedBatches, Order, UnitOrder
 from ..ordering.permutation import Numbers
 from ..position import Ranges, count, subtract
+from .global_batch import count_rounds, cut_step
 
 _BLOCK = 16384
 """Samples whose indices are computed at once: numpy's calls cost as much as a thousand numbers."""
@@ -34,6 +35,24 @@ class Share(NamedTuple):
     """The absolute numbers that all ranks have consumed after it: everything in [start, stop) but the skips."""
     last: bool
     """Nothing of the epoch comes after it."""
+    weight: float = 1.0
+    """How much it counts in its step, where steps have a number of samples of their own (`global_batch`)."""
+
+
+class _Left:
+    """Samples that are left, as ranges of absolute numbers: places 0.. are those that are not skipped."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._firsts = np.asarray([a for a, _ in ranges], np.int64)
+        self._places = np.cumsum([0, *(b - a for a, b in ranges)])
+        self.total = int(self._places[-1])
+        self.is_one = len(ranges) == 1
+
+    def number(self, of: Numbers) -> Numbers:
+        """The absolute numbers at these places."""
+        k = np.searchsorted(self._places, of, side="right") - 1
+        found: Numbers = self._firsts[k] + of - self._places[k]
+        return found
 
 
 @dataclass(frozen=True)
@@ -49,11 +68,16 @@ class Sharing:
     whole batch (a DistributedSampler that fills up, in a loader that drops)."""
     rank: int = 0
     world_size: int = 1
+    global_batch: int = 0
+    """Samples of a step over all ranks, in rounds of at most `batch` for each; 0: a step has as many as its batches. What is left
+    at the end of an epoch is a step of its own then, or dropped."""
 
     def epoch(self, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:
         """This rank's shares of an epoch from the absolute number `start` on."""
         if isinstance(self.order, UnitOrder):
             return self._units(self.order, epoch, start, skips)
+        if self.global_batch:
+            return self._steps(epoch, start, skips)
         return self._samples(epoch, start, skips)
 
     def batches(self, epoch: int, skips: Ranges, start: int | None = None) -> int:
@@ -69,22 +93,37 @@ class Sharing:
             left = len(self.order.unit_ends(self.seed, epoch, start - begin, size))
         else:
             left = count(subtract([(start, begin + size)], skips))
+        if self.global_batch:
+            steps, rest = divmod(left, self.global_batch)
+            short = 0 if self._drops else count_rounds(rest, self.batch, self.world_size)
+            return steps * count_rounds(self.global_batch, self.batch, self.world_size) + short
         return left // whole + bool(self._tail(left % whole))
+
+    @property
+    def _drops(self) -> bool:
+        """Whether a step that is short at the end of an epoch is left out."""
+        return self.tail in ("drop", "pad-drop")
+
+    def _steps(self, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:
+        begin, each = epoch * self.order.size, self.global_batch
+        left = _Left(subtract([(start, begin + self.order.size)], skips))
+        total = left.total - left.total % each if self._drops else left.total
+        whole = cut_step(each, self.batch, self.rank, self.world_size)
+        end = start
+        for at in range(0, total, each):
+            short = total - at < each
+            for part in cut_step(total - at, self.batch, self.rank, self.world_size) if short else whole:
+                numbers = left.number(np.arange(at + part.start, at + part.stop))
+                indices = self.order.indices(self.seed, epoch, numbers - begin).tolist()
+                stop = int(left.number(np.asarray([at + part.end - 1]))[0]) + 1
+                yield Share(indices, numbers.tolist(), end, stop, at + part.end == total, part.weight)
+                end = stop
 
     def _samples(self, epoch: int, start: int, skips: Ranges) -> Iterator[Share]:
         size, begin = self.order.size, epoch * self.order.size
         whole, mine = self.batch * self.world_size, self.batch * self.rank
-        left = subtract([(start, begin + size)], skips)
-        # Numbered by what is left: places 0.. of the samples that are not skipped.
-        firsts = np.asarray([a for a, _ in left], np.int64)
-        places = np.cumsum([0, *(b - a for a, b in left)])
-        total = int(places[-1])
-
-        def number(of: Numbers) -> Numbers:
-            k = np.searchsorted(places, of, side="right") - 1
-            found: Numbers = firsts[k] + of - places[k]
-            return found
-
+        left = _Left(subtract([(start, begin + size)], skips))
+        total, number = left.total, left.number
         full = total // whole
         rest = self._tail(total - full * whole)
         at_once = max(1, _BLOCK // self.batch)
@@ -94,7 +133,7 @@ class Sharing:
             numbers = number((steps[:, None] * whole + mine + np.arange(self.batch)[None, :]).ravel())
             indices = self.order.indices(self.seed, epoch, numbers - begin).tolist()
             stops = (number(steps * whole + whole - 1) + 1).tolist()
-            plain = len(left) == 1
+            plain = left.is_one
             for i, stop in enumerate(stops):
                 a = i * self.batch
                 b = a + self.batch

@@ -20,6 +20,7 @@ def wrap(
     seed: int | None = None,
     order: Order | None = None,
     accumulate: int = 1,
+    global_batch: int | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     on_batch: Callable[[BatchRecord], object] | None = None,
@@ -29,7 +30,8 @@ def wrap(
 
     Dataset, batch size, workers and collation are the given loader's. Of a map-style dataset the order is ours: a
     function of `seed` (default: the sampler's, else 0), epoch and number, of the kind that the sampler says, or `order`.
-    `accumulate` batches make a step. `on_batch` is called with a BatchRecord for each batch. `content` names the
+    `accumulate` batches make a step; or with `global_batch` as many as it takes for so many samples over all ranks, however many
+    ranks there are: multiply each batch's mean loss by `loader.weight`. `on_batch` is called with a BatchRecord for each batch. `content` names the
     dataset (default: the digests of a few samples, read at the first iteration). Raises UsageError for an iterable dataset without a
     state, and for a sampler whose order cannot be known.
     """
@@ -49,10 +51,20 @@ def wrap(
         raise UsageError(
             f"on_batch must be a function of a BatchRecord, not {on_batch!r}", hint="Write on_batch=Journal()"
         )
+    if global_batch is not None and accumulate != 1:
+        raise UsageError(
+            "accumulate and global_batch both say how many batches make a step",
+            hint="Leave out accumulate: it follows from global_batch, batch_size and the number of ranks",
+        )
     if isinstance(loader.dataset, IterableDataset):
         if order is not None:
             raise UsageError(
                 "an iterable dataset has its own order", hint="Leave out order=, or use a map-style dataset"
+            )
+        if global_batch is not None:
+            raise UsageError(
+                "global_batch of an iterable dataset: which samples its ranks read is its own",
+                hint="Use accumulate=, or a map-style dataset",
             )
         if on_batch is not None:
             raise UsageError(
@@ -70,7 +82,7 @@ def wrap(
         seed = found.seed or 0
     return Loader(
         loader, found, seed=seed, order=order, accumulate=accumulate, rank=rank, world_size=world_size,
-        on_batch=on_batch, content=content,
+        on_batch=on_batch, content=content, global_batch=global_batch,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from .. import RunDir
 from .decision import Decision
 from .verdict import Verdict
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass
@@ -39,6 +39,8 @@ class Incident:
     """How many ranks of the next attempt started from warm processes; None where that was not tried."""
     cold_why: str = ""
     """Why the others started cold."""
+    resized: str = ""
+    """With how many nodes the run went on, and when it takes one in again; "" where with as many as before."""
 
     def decide(self, verdict: Verdict, decision: Decision) -> None:
         """Takes in what it was and what is done about it."""
@@ -89,7 +91,9 @@ class Incident:
         value["phases"] = {k: round(v, 3) for k, v in self.phases.items()}
         if self.warm is None:  # as before there were any
             del value["warm"], value["cold_why"]
-        return {"schema": SCHEMA if self.warm is not None else 1, **value}
+        if not self.resized:  # as before a run could become smaller
+            del value["resized"]
+        return {"schema": SCHEMA if self.resized else 2 if self.warm is not None else 1, **value}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Incident:
@@ -114,6 +118,7 @@ class Incident:
                 next_attempt=value.get("next_attempt"),
                 warm=value.get("warm"),
                 cold_why=str(value.get("cold_why", "")),
+                resized=str(value.get("resized", "")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"not an incident: {e}") from e

@@ -41,6 +41,10 @@ class RunState:
     """The records of what was changed in between, oldest first."""
     resized_after: int = 0
     """The last attempt of another number of ranks: what is in memory of it and of those before restores nothing."""
+    without: tuple[str, ...] = ()
+    """Nodes that left and that nobody takes the place of, while the run goes on with fewer."""
+    grown: list[float] = field(default_factory=list)
+    """When it went on with more nodes again (seconds since the epoch)."""
     attempt: int = 0
     attempt_open: bool = False
     slots: tuple[str, ...] = ()
@@ -104,9 +108,15 @@ class RunState:
         for record in records:
             state.apply(record)
         moment = time.time() if now is None else now
-        for node in [n for n, until in state.expiry.items() if until <= moment]:
-            state.cordoned.pop(node, None)
+        state.lift_cordons(moment)
         return state
+
+    def lift_cordons(self, now: float) -> list[str]:
+        """Forgets the cordons that have expired at `now`; returns whose."""
+        over = [n for n, until in self.expiry.items() if until <= now]
+        for node in over:
+            del self.expiry[node]
+        return [n for n in over if self.cordoned.pop(n, None) is not None]
 
     def is_rolled_back(self, attempt: int, step: int) -> bool:
         """Whether a snapshot of this run does not count any more, because the training was taken back to before it."""
@@ -127,7 +137,13 @@ class RunState:
                 self.history = []
             if self.status != "completed":
                 self.status, self.why = "running", ""
+        elif kind == "resized":
+            self.without = tuple(r["without"])
+            if int(r["nodes"]) > int(r["had"]):
+                self.grown.append(float(r["t"]))
         elif kind == "attempt":
+            if self.slots and len(self.slots) != len(r["slots"]):
+                self.resized_after = self.attempt
             self.attempt, self.attempt_open = r["attempt"], True
             self.slots = tuple(r["slots"])
             self.accepted |= {
@@ -231,6 +247,6 @@ class RunState:
         self.command, self.history = tuple(r["command"]), []
         if "nodes" in r:
             self.nodes, self.nproc = int(r["nodes"]), int(r["nproc"])
-            self.slots, self.resized_after = (), self.attempt
+            self.slots, self.without, self.resized_after = (), (), self.attempt
         if self.status == "completed":
             self.status, self.why = "running", ""

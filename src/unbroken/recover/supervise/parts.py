@@ -20,6 +20,8 @@ from .fence.stopping import Stopping
 from .incident.recovering import Diagnose, Recovering
 from .launch.amending import Amending
 from .launch.launching import Launching
+from .launch.replacing import Replacing
+from .launch.resizing import Resizing
 from .launch.room import RoomWait
 from .launch.taking_over import TakingOver
 from .launch.warm_starts import WarmStarts
@@ -60,6 +62,7 @@ class Parts:
     stopping: Stopping
     finishing: Finishing
     suspects: Suspects
+    resizing: Resizing
 
 
 def assemble(
@@ -121,9 +124,11 @@ def assemble(
         on_place=lambda attempt, url: background.start(settle_place(attempt, url)),
     )  # fmt: skip
     warm_starts = WarmStarts(spec, fleet, recorder, background, view.say, news.is_current)
+    replacing = Replacing(fleet, fencing, suspects, recorder, term, stop, clock, view.say, amending, str(cwd))
+    resizing = Resizing(spec, fleet, replacing, recorder, clock, view.say)
     launching = Launching(
         run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
-        amending, warm_starts, suspects, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
+        amending, warm_starts, suspects, replacing, resizing, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
     )  # fmt: skip
     taking_over = TakingOver(
         run_dir, fleet, keepers, inbox, recorder, view.say, make_attempt=make_attempt,
@@ -136,7 +141,7 @@ def assemble(
         SlowJudge(fleet, fencing, recorder, view.say, clock, spec.policy, float(spec.timeouts.pairs)),
         CorruptionJudge(accepting, recorder, view.say, spec.policy),
         float(spec.timeouts.suspect), recorder, background,
-        term, stop, view, clock, changed, amending,
+        term, stop, view, clock, changed, amending, resizing, replacing,
     )  # fmt: skip
     finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere, teller)
     return Parts(
@@ -153,4 +158,5 @@ def assemble(
         stopping,
         finishing,
         suspects,
+        resizing,
     )

@@ -240,6 +240,8 @@ class Supervisor:
     async def _supervise(self, parts: Parts) -> str:
         """Attempt after attempt, until one ends the run."""
         self._view.say(f"{self._spec.nodes} nodes x {self._spec.nproc} ranks, {self._spec.spares} spares")
+        if words := parts.resizing.describe():
+            self._view.say(words)
         self._view.say(parts.fleet.describe())
         self._view.say(self._record.describe())
         self._background.start(parts.fleet.follow_events())
@@ -274,7 +276,7 @@ class Supervisor:
                 continue
             self._attempt = attempt
             outcome = await parts.watching.watch(attempt)
-            if outcome.kind == "amended":
+            if outcome.kind in ("amended", "resized"):
                 await parts.launching.end_amended(attempt, outcome)
                 attempt = None
                 continue

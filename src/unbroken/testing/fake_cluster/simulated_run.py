@@ -76,6 +76,8 @@ class SimulatedRun:
         record_of: Callable[[RunDir], Record] | None = None,
         policy: Policy | None = None,
         one_machine: bool = False,
+        min_nodes: int = 0,
+        nodes_per_replica: int = 1,
     ) -> None:
         """`record_of` gives the run's record as the host has it that this is the run directory of; by default that itself.
         `one_machine`: its nodes are virtual ones."""
@@ -87,7 +89,7 @@ class SimulatedRun:
         self.run_dir.create()
         self.spec = RunSpec(
             command=("train.py",), run_id="simulated", nodes=nodes, nproc=nproc, spares=spares, cluster=ClusterChoice("fake"),
-            timeouts=timeouts or Timeouts(), policy=policy or Policy(),
+            timeouts=timeouts or Timeouts(), policy=policy or Policy(), min_nodes=min_nodes, nodes_per_replica=nodes_per_replica,
         )  # fmt: skip
         write_spec(self.run_dir, self.spec, first=True)
         self._script = script or Script()

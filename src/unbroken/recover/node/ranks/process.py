@@ -63,6 +63,8 @@ class LaunchOrder:
     """The newest whole checkpoint that the script itself wrote; "" where there is none."""
     skips: str = ""
     """Samples that are never used, as `UNBROKEN_SKIPS` says them."""
+    world_sizes: str = ""
+    """With how many ranks the run may go on, as `UNBROKEN_WORLD_SIZES` says them; "" where with one number alone."""
     warm_after: float | None = None
     """So many seconds after the first step warm processes are made for the attempt that may follow; None for none."""
     cold: bool = False
@@ -310,6 +312,7 @@ def describe_start(
         "UNBROKEN_PAGE": str(pages / f"rank-{rank}.a{order.attempt:04d}.page"),
         "UNBROKEN_KEEPER": str(keeper_socket),
         "UNBROKEN_SKIPS": order.skips,
+        "UNBROKEN_WORLD_SIZES": order.world_sizes,
     }
     log = folder.own.rank_log(order.attempt, node, rank)
     if order.devices is not None:

@@ -51,9 +51,10 @@ class Accepting:
     def _state(self) -> RunState:
         return self._recorder.state
 
-    def _of_this_size(self, held: Inventories) -> Inventories:
+    def _of_size(self, nodes: int, held: Inventories) -> Inventories:
         """Without snapshots of attempts that had another number of ranks: of those every rank would have a part only."""
-        after = self._state.resized_after
+        state = self._state
+        after = state.attempt if state.slots and len(state.slots) != nodes else state.resized_after
         return (
             {n: [m for m in found if int(m["attempt"]) > after] for n, found in held.items()}
             if after
@@ -113,15 +114,17 @@ class Accepting:
         """The snapshots that are whole in the keepers' memory, the newest first."""
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
         ranks = self.map_ranks(self._state.slots)
-        return await asyncio.to_thread(find_whole, self._of_this_size(held), ranks)
+        return await asyncio.to_thread(find_whole, self._of_size(len(self._state.slots), held), ranks)
 
     async def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
-        """What goes with the nodes that are left, where these go on: see the function of that name."""
+        """What goes with the nodes that are left, where these go on: see the function of that name. Where they are more or
+        fewer than before that is all that is in memory."""
         ranks = self.map_ranks(self._state.slots)
-        held = self._of_this_size(inventories)
-        if not held.keys() - {*slots}:
+        held = self._of_size(len(self._state.slots), inventories)
+        staying = slots if len(slots) == len(self._state.slots) else ()
+        if not held.keys() - {*staying}:
             return None  # nobody is left
-        return await asyncio.to_thread(find_left_behind, held, ranks, slots, self._state)
+        return await asyncio.to_thread(find_left_behind, held, ranks, staying, self._state)
 
     async def list_candidates(self, slots: Sequence[str], inventories: Inventories) -> list[CandidateMessage]:
         """What an attempt on these nodes may restore from, newest first."""
@@ -129,7 +132,7 @@ class Accepting:
         found = await asyncio.to_thread(
             candidates,
             dict(self._state.seals),
-            self._of_this_size(inventories),
+            self._of_size(len(slots), inventories),
             self.map_ranks(slots),
             brought=self._place.brought(),
             places=places,

@@ -23,7 +23,7 @@ class NodeEnd(StrEnum):
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """`kind`: completed, interrupted, preempted, slow, amended, failed, hung, loss_spike, corrupted, lease, agent_lost or node_lost; supervisor_lost and start_failed where
+    """`kind`: completed, interrupted, preempted, slow, amended, resized, failed, hung, loss_spike, corrupted, lease, agent_lost or node_lost; supervisor_lost and start_failed where
     there was no watch; renumbered or refused where the attempt could not keep its checkpoints in its place.
 
     `nodes` are those that were lost, `processes` the ranks' stacks.

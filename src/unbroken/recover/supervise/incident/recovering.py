@@ -255,11 +255,15 @@ class Recovering:
             return None
         return found if found.action != Action.STOP.value else None
 
-    def note_schedule(self, attempt: int, seconds: float) -> None:
-        """The next attempt is about to be launched, so long after its start was begun."""
+    def note_schedule(self, attempt: int, seconds: float, resized: str = "") -> None:
+        """The next attempt is about to be launched, so long after its start was begun; `resized` says with how many nodes, where
+        that are not as many as before."""
         if self._open is not None:
             self._open.phases["schedule"] = seconds
             self._open.next_attempt = attempt
+            if resized:
+                self._open.resized = resized
+                self._recorder.write_incident(self._open)
 
     def note_steps(self, attempt: Attempt) -> None:
         """The leading rank made steps: the incident before may be over by that."""

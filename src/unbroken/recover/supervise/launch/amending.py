@@ -22,11 +22,12 @@ from ...wire import Message
 from ..nodes.fleet import Fleet
 from ..record.recorder import Recorder
 
-_RESIZED = (
+RESIZED = (
     "tensors are resharded as the script restores them, and samples go on in their order where it takes them from "
     "unbroken.data; sums are grouped otherwise, so the loss agrees to rounding and not bit for bit, and what each rank keeps "
     "for itself (its random numbers) does not go on"
 )
+"""What is exact and what is not with another number of ranks."""
 
 
 class Amending:
@@ -106,7 +107,7 @@ class Amending:
                 "in memory is saved then; after that it can go on with others",
             )
         self._say(
-            f"from {before[0]} nodes x {before[1]} ranks to {now[0]} x {now[1]}, from its newest checkpoint on disk: {_RESIZED}"
+            f"from {before[0]} nodes x {before[1]} ranks to {now[0]} x {now[1]}, from its newest checkpoint on disk: {RESIZED}"
         )
         command = list(self.command)
         await self._note(

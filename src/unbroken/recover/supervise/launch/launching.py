@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ....checkpoint.catalogue.announcement import pack
 from ....errors import RunError, RunInUse, RunStopped
@@ -14,6 +13,7 @@ from ....progress import RunDir, RunSpec
 from ....progress.records.candidate import CandidateMessage
 from ....progress.records.state import RunState
 from ....waiting import wait_within
+from ...decide.resizing import choose_size
 from ...node.ranks.process import LaunchOrder
 from ...wire import Message
 from ..accept.accepting import Accepting
@@ -37,6 +37,8 @@ from ..suspects.suspects import Suspects
 from .amending import Amending
 from .health import HealthCheck
 from .own_checkpoints import add_argument, find_newest
+from .replacing import Replacing
+from .resizing import Resizing
 from .room import check_room
 from .warm_starts import WarmStarts
 
@@ -82,18 +84,21 @@ class Launching:
         amending: Amending,
         warm_starts: WarmStarts,
         suspects: Suspects,
+        replacing: Replacing,
+        resizing: Resizing,
         *,
         make_attempt: Callable[[int, tuple[str, ...]], Attempt],
         follow: Callable[[Attempt], None],
-        note_schedule: Callable[[int, float], None],
+        note_schedule: Callable[[int, float, str], None],
     ) -> None:
-        """`follow` is called with the attempt before anything can be heard of it, `note_schedule` with its number and how
-        long all took until then."""
+        """`follow` is called with the attempt before anything can be heard of it, `note_schedule` with its number, how long all
+        took until then, and with how many nodes it runs where that is another number than before."""
         self._run_dir, self._spec, self._cwd = run_dir, spec, cwd
         self._fleet, self._keepers, self._place = fleet, keepers, place
         self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
         self._amending, self._warm_starts, self._suspects = amending, warm_starts, suspects
+        self._replacing, self._resizing = replacing, resizing
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._health = HealthCheck(fleet, fencing, recorder, view.say, clock, spec.policy)
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
@@ -115,6 +120,7 @@ class Launching:
                 return None
             slots, number, candidates = prepared
             await self._amending.settle()
+            resized = await self._resizing.settle(slots)
             port = (await self._fleet.ask(slots[0], "port"))["port"]
             await self._recorder.record(
                 "attempt", attempt=number, slots=list(slots),
@@ -127,7 +133,7 @@ class Launching:
             attempt = self._make_attempt(number, slots)
             self._follow(attempt)
             await self._announce(attempt, candidates)
-            self._note_schedule(number, self._clock.monotonic() - began)
+            self._note_schedule(number, self._clock.monotonic() - began, resized)
             attempt.started = self._clock.wall()
             await self._launch(attempt, int(port))
         except (RunStopped, RunInUse):
@@ -136,7 +142,8 @@ class Launching:
             raise StartFailed(e, attempt) from e
         best = candidates[0] if candidates else None
         durable = max((c["step"] for c in candidates if c["name"]), default=-1)
-        self._view.attempt(number, self._spec.world_size, slots, best, durable)
+        self._fleet.needed = self._spec.node_counts[-1]
+        self._view.attempt(number, len(attempt.ranks), slots, best, durable)
         return attempt
 
     async def _keep_code(self, number: int) -> None:
@@ -176,16 +183,24 @@ class Launching:
         return slots, number, candidates
 
     async def _save_behind(self, slots: tuple[str, ...], behind: Last) -> None:
-        """Makes a snapshot durable of which nodes that are left have a part: ranks fetch from each other's nodes alone."""
-        staying = set(slots)
+        """Makes a snapshot durable of which nodes that are left have a part: ranks fetch from each other's nodes alone. Ranks of
+        another number than before fetch from disk alone: raises RunError where it cannot be had there, which is tried again."""
+        staying, resized = set(slots), len(slots) != len(self._state.slots)
         away = [n for n in behind.shares if n not in staying]
-        self._view.say(
-            f"saving step {behind.step} first: {', '.join(away)} is left, which alone has a part of it"
-        )
+        why = f"{', '.join(away)} is left, which alone has a part of it"
+        if resized:
+            why = "another number of ranks restores it from disk"
+        self._view.say(f"saving step {behind.step} first: {why}")
         now = self._clock.monotonic()
         left = [at - now for n in away if (at := self._fleet.nodes[n].preempted) is not None]
-        await self._keepers.save(behind, max(1.0, min([FLUSH_S, *left])))
+        saved = await self._keepers.save(behind, max(1.0, min([FLUSH_S, *left])))
         await self._accepting.accept_late()
+        if resized and not saved:
+            raise RunError(
+                f"step {behind.step} is in memory, and its storage does not take it: the run goes on with another number of nodes "
+                "once it does",
+                where=str(self._run_dir.path), hint="Free space; see the keepers' logs in the run directory",
+            )  # fmt: skip
 
     async def _check_command(self, slots: tuple[str, ...]) -> None:
         """Asks each node once whether the command can be run there. Raises RunStopped where it cannot: no restart helps."""
@@ -246,7 +261,7 @@ class Launching:
     def _make_announcements(self, attempt: Attempt, candidates: list[CandidateMessage]) -> dict[str, Message]:
         return {
             node: {
-                "op": "attempt", "attempt": attempt.number, "world_size": self._spec.world_size,
+                "op": "attempt", "attempt": attempt.number, "world_size": len(attempt.ranks),
                 "place": self._place.message(attempt.number), **pack(attempt.node_ranks(node), candidates),
             }
             for node in attempt.nodes
@@ -261,8 +276,9 @@ class Launching:
 
         def order(slot: int) -> LaunchOrder:
             return LaunchOrder(
+                world_sizes=",".join(str(n * spec.nproc) for n in spec.node_counts) if spec.min_nodes else "",
                 attempt=attempt.number, run_id=spec.run_id, command=command, cwd=self._cwd,
-                ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=spec.world_size,
+                ranks={slot * spec.nproc + i: i for i in range(spec.nproc)}, world_size=len(attempt.ranks),
                 slot=slot, slots=len(slots), nproc=spec.nproc, master_addr=address,
                 master_port=port, restarts=self._state.restarts,
                 devices=devices[slot], interface=name_interface(self._fleet.nodes[slots[slot]], address),
@@ -315,83 +331,47 @@ class Launching:
 
     async def _fill_slots(self) -> tuple[str, ...] | None:
         """Keeps each living node in its slot and fills empty slots with spares, then with nodes that are brought back or
-        newly given. None where a stop was asked for while the cluster had none. Raises RunStopped where it never will."""
+        newly given. Where the run may go on with fewer it waits for those a short while only. None where a stop was asked for
+        while the cluster had none. Raises RunStopped where it never will have enough."""
         state = self._state
         before = state.slots or self._fleet.first_slots
         await self.bring_up()
         free = self._fleet.find_free(before, {*state.lost, *state.cordoned})
-        slots: list[str] = []
-        for old in before:
+        found: list[str | None] = []
+        until: float | None = None
+        for slot, old in enumerate(before):
             if self._is_fit(old):
-                slots.append(old)
+                found.append(old)
                 continue
-            new = free.pop(0) if free else await self._find_node(old)
-            if new is None:
-                return None
-            slots.append(new)
-            if new != old:
-                await self._recorder.record("replaced", slot=len(slots) - 1, old=old, new=new)
+            if free:
+                new: str | None = free.pop(0)
+            else:
+                left = sum(n is not None for n in found) + sum(self._is_fit(n) for n in before[slot + 1 :])
+                enough = choose_size(left, self._spec.node_counts) > 0
+                if not enough and self._spec.min_nodes:
+                    self._view.say(
+                        f"the run needs {self._spec.min_nodes} nodes at least, and {left} are left: waiting for another one"
+                    )
+                if until is None:
+                    until = self._clock.monotonic() + self._spec.policy.shrink_after
+                new = await self._replacing.find(old, until if enough else None)
+                if new is None:
+                    return None
+                if not new and not enough:
+                    raise RunStopped(
+                        f"no node is left to take the place of {old}", where=str(self._run_dir.path),
+                        hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
+                    )  # fmt: skip
+            found.append(new or None)
+            if new and new != old:
+                await self._recorder.record("replaced", slot=slot, old=old, new=new)
                 self._view.say(f"{new} takes the place of {old}")
-        return tuple(slots)
+        return self._resizing.choose(before, found, free)
 
     def _is_fit(self, name: str) -> bool:
         """Whether the node can train."""
         node, state = self._fleet.nodes[name], self._state
         return node.up and node.preempted is None and name not in state.lost and name not in state.cordoned
-
-    async def _find_node(self, old: str) -> str | None:
-        """A suspect, the same node started again, or another one that the cluster gives; None where a stop was asked for
-        meanwhile."""
-        if (suspect := await self._suspects.give_one_back()) is not None:
-            return suspect
-        # Also one that was given up earlier: its link was cut for a moment, or its agent hardly ran, and it can be reached.
-        given_up = [n for n in self._fleet.nodes if n in self._state.lost and n != old]
-        for name in [old, *given_up]:
-            if self._can_return(name) and await self._fleet.return_node(name, self._stop.__bool__):
-                await self._recorder.record("returned", node=name)
-                self._view.say(f"no spare is left; {name} was started again, without its memory")
-                return name
-        while (found := await self._ask_for_node(old)) is not None:
-            if found == "":
-                raise RunStopped(
-                    f"no node is left to take the place of {old}", where=str(self._run_dir.path),
-                    hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
-                )  # fmt: skip
-            was_lost = found in self._state.lost
-            if await self._fleet.return_node(found, self._stop.__bool__):
-                if was_lost:
-                    await self._recorder.record("returned", node=found)
-                    self._view.say(f"{found} can be reached again")
-                return found
-            await self._fencing.lose(found, "its agent did not come up")
-        return None
-
-    async def _ask_for_node(self, old: str) -> str | None:
-        """A node in place of a lost one, however long that takes: a new one, or one that was lost and can be used again. "" where
-        the cluster will never have one, None where a stop was asked for, which withdraws the request."""
-        cordoned = set(self._state.cordoned)
-        asking = asyncio.create_task(self._fleet.replace(old, {*self._state.lost, *cordoned}))
-        returning = asyncio.create_task(self._fleet.wait_for_returned({*self._state.slots} - {old}, cordoned))
-        asked = asyncio.create_task(self._stop.asked.wait())
-        tasks: set[asyncio.Task[Any]] = {asking, returning, asked}
-        try:
-            while not any(t.done() for t in tasks):
-                await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
-                self._term.check()
-            if asking.done() and not asking.result():
-                # It may be the return of one of its own for which the cluster has nothing else any more.
-                await asyncio.wait({returning}, timeout=_SETTLE_S)
-            if returning.done():
-                return returning.result()
-            return asking.result() or "" if asking.done() else None
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    def _can_return(self, name: str) -> bool:
-        node = self._fleet.nodes[name]
-        reached = node.usable and not node.unreachable
-        return reached and node.preempted is None and name not in self._state.cordoned
 
     # --- the place of its checkpoints
 

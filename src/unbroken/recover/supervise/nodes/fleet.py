@@ -73,6 +73,8 @@ class Fleet:
         self._say, self._clock, self._changed = say, clock, changed
         self._began = clock.monotonic()
         self.nodes: dict[str, Node] = {}
+        self.needed = request.nodes
+        """With so many it can go on: nobody waits for slow ones beyond that."""
         self.ends: float | None = None
         """When the allocation ends, on the monotonic clock."""
         self.held = ""
@@ -142,6 +144,8 @@ class Fleet:
             raise RunError("this agent belongs to another run", where=str(hello.get("node")))
         before, node.facts = node.facts, Hello.from_message(hello) if "boot_id" in hello else None
         if node.state == "lost":
+            node.returned = True  # it can be reached again, which no cluster may ever say
+            self._note_change()
             raise RunError("this node was given up", where=node.name)
         if node.link is not None and node.link is not link:
             node.link.close()
@@ -264,7 +268,7 @@ class Fleet:
         for slow ones any more."""
 
         def needs_them() -> bool:
-            return not hurried() and len(self.up()) < self.request.nodes
+            return not hurried() and len(self.up()) < self.needed
 
         return await bring_up(
             self.nodes, names, self._start_all, self._moved, self._clock, self._say, needs_them

@@ -68,14 +68,17 @@ class Keepers:
         request = {"op": "complete", "attempt": attempt, "step": step}
         self._background.start(self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=20))
 
-    async def save(self, snapshot: Last, deadline_s: float) -> None:
-        """Has those that hold it make a snapshot durable, and waits for that as long."""
+    async def save(self, snapshot: Last, deadline_s: float) -> bool:
+        """Has those that hold it make a snapshot durable, and waits for that as long; whether all did."""
         asked = {
             n: {"request": {"op": "flush", "deadline_s": deadline_s, "room_s": 0.0, "ranks": list(ranks),
                             "mark": [snapshot.attempt, snapshot.step]}}
             for n, ranks in snapshot.shares.items()
         }  # fmt: skip
-        await self._fleet.ask_each(asked, "keeper", timeout=deadline_s + _SETTLE_S)
+        return (
+            asked.keys()
+            == (await self._fleet.ask_each(asked, "keeper", timeout=deadline_s + _SETTLE_S)).keys()
+        )
 
     async def reconcile(self, attempt: Attempt) -> None:
         """Asks what they hold: what they told while nobody listened must not stay unknown."""

@@ -19,6 +19,8 @@ from ..attempt.hang import explain, write_picture
 from ..attempt.outcome import AttemptOutcome, name_loss
 from ..fence.stopping import Stopping
 from ..launch.amending import Amending
+from ..launch.replacing import Replacing
+from ..launch.resizing import Resizing
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
 from ..record.background import Background
@@ -66,9 +68,11 @@ class Watching:
         clock: Clock,
         changed: asyncio.Event,
         amending: Amending,
+        resizing: Resizing,
+        replacing: Replacing,
     ) -> None:
         """`suspect_s`: after so long without a step a hang is suspected."""
-        self._amending = amending
+        self._amending, self._resizing, self._replacing = amending, resizing, replacing
         self._run_dir, self._fleet, self._keepers, self._place = run_dir, fleet, keepers, place
         self._stopping, self._following, self._recorder = stopping, following, recorder
         self._slow, self._losses, self._corruption = slow, losses, corruption
@@ -83,6 +87,7 @@ class Watching:
             return await self._watch(attempt, leaving)
         finally:
             leaving.cancel()  # the ranks of an attempt that is over are asked for nothing
+            self._replacing.rest()
 
     async def _watch(self, attempt: Attempt, leaving: _Leaving) -> AttemptOutcome:
         suspicion = _Suspicion()
@@ -108,6 +113,8 @@ class Watching:
                     leaving.kind, leaving.why = "amended", self._amending.why()
                 else:
                     leaving.why = self._find_preemption(attempt)
+                    if not leaving.why and (why := self._resizing.find_growth(attempt)):
+                        leaving.kind, leaving.why = "resized", why
                 if not leaving.why and (why := await self._slow.judge(attempt)):
                     leaving.kind, leaving.why = "slow", why
             if self._stop or leaving.why:

@@ -1,0 +1,155 @@
+"""A run loses a node, goes on with fewer, gets it back and ends with the samples and the weights of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.status import gather
+from unbroken.status.size import read_size
+
+from .conftest import RunUnderTest, run_json
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+NewRun = Callable[..., RunUnderTest]
+PROGRAM = str(Path(__file__).with_name("plain_cluster.py"))
+GLOBAL_BATCH, EPOCHS = 12, 14
+SCRIPT = f"""
+import json, os, sys, time
+import torch, torch.distributed as dist, unbroken, unbroken.data
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+draw = torch.Generator().manual_seed(0)
+X = torch.randn(101, 4, generator=draw)
+Y = X @ torch.tensor([1.0, -2.0, 3.0, 0.5]) + 0.1 * torch.randn(101, generator=draw)
+PAUSE = float(os.environ.get("PAUSE", "0.05"))
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    if dist.is_initialized():
+        model = DistributedDataParallel(model)
+    loader = DataLoader(range(101), batch_size=4, shuffle=True)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.02), unbroken.data.wrap(loader, global_batch={GLOBAL_BATCH})
+
+def steps(model, optimizer, loader, rank, given):
+    for _ in loader.epochs({EPOCHS}):
+        for batch in loader:
+            loss = (model(X[batch]).squeeze(1) - Y[batch]).pow(2).mean() * loader.weight
+            loss.backward()
+            number = loader.step if loader.step_ends else loader.step + 1
+            given(number, batch.tolist() if loader.weight else [])
+            if loader.step_ends:
+                optimizer.step()
+                optimizer.zero_grad()
+                time.sleep(PAUSE)
+                yield loader.step, float(loss)
+
+def main():
+    dist.init_process_group("gloo")
+    run = unbroken.attach()
+    model, optimizer, loader = make()
+    c = unbroken.Checkpointer(snapshot_every=1, persist_every=20, memory="64MiB")
+    state = {{"model": model, "optimizer": optimizer, "loader": loader}}
+    c.restore(state)
+    log = open(f"given-{{run.attempt:02d}}-{{run.rank}}", "w")
+    def given(step, samples):
+        print(json.dumps([step, samples]), file=log, flush=True)
+    for step, loss in steps(model, optimizer, loader, run.rank, given):
+        run.step(step, loss=loss)
+        c.save(step, state)
+        if run.should_stop(step):
+            c.close()
+            sys.exit(unbroken.EXIT_STOPPED)
+    c.close()
+    if run.rank == 0:
+        torch.save(model.module.state_dict(), "weights.pt")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def read_given(folder: Path) -> dict[int, list[int]]:
+    """The samples of each step's last execution, all ranks'."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for log in sorted(folder.glob("given-*")):
+        attempt = int(log.name.split("-")[1])
+        for line in log.read_text().splitlines():
+            step, samples = json.loads(line)
+            found.setdefault(step, {}).setdefault(attempt, []).extend(samples)
+    return {step: sorted(of[max(of)]) for step, of in found.items()}
+
+
+def train_alone(script: Path) -> tuple[dict[int, list[int]], Any]:
+    """The same training undisturbed, on one rank in this process."""
+    names = runpy.run_path(str(script), run_name="alone")
+    names["make"].__globals__["PAUSE"] = 0.0
+    model, optimizer, loader = names["make"]()
+    given: dict[int, list[int]] = {}
+    for _ in names["steps"](
+        model, optimizer, loader, 0, lambda step, s: given.setdefault(step, []).extend(s)
+    ):
+        pass
+    return {step: sorted(samples) for step, samples in given.items()}, model.state_dict()
+
+
+def wait_for(run: RunUnderTest, condition: Callable[[], object], within: float = 60.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert run.process is not None and run.process.poll() is None, "it ended before"
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def test_it_goes_on_with_two_of_three_nodes_and_ends_as_an_undisturbed_run(
+    new_run: NewRun, tmp_path: Path
+) -> None:
+    import torch
+
+    (notes := tmp_path / "notes").mkdir()
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[policy]\nshrink_after = "1s"\ngrow_after = "1s"\n')
+    options = (
+        "--nodes",
+        "3",
+        "--nproc",
+        "1",
+        "--min-nodes",
+        "2",
+        "--policy",
+        str(policy),
+        "--warm-after",
+        "1s",
+    )
+    run = new_run(*options, "--cluster", f"plain,notes={notes},size=3", script=SCRIPT, args=[]).start(
+        program=PROGRAM
+    )
+    run.until_step(12)
+    (notes / "away-plain-1").touch()
+    wait_for(run, lambda: run.attempts() == 2)
+    wait_for(run, lambda: [r for r in run.journal("first_step") if r["attempt"] == 2])
+    first = next(r["step"] for r in run.journal("first_step") if r["attempt"] == 2)
+    run.until_step(first + 10)
+    (notes / "away-plain-1").unlink()
+    assert run.wait() == 0, run.output
+    assert [len(a["slots"]) for a in run.journal("attempt")] == [3, 2, 3]
+    assert [r["how"] for r in run.journal("ended")] == ["node_lost", "resized", "completed"]
+    (incident,) = run.incidents()
+    assert "2 of 3 nodes, without plain-1" in incident["resized"] and incident["steps_lost"] <= 2
+
+    expected, weights = train_alone(tmp_path / "script.py")
+    assert read_given(tmp_path) == expected, "each sample once, in its step"
+    for name, value in torch.load(tmp_path / "weights.pt").items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
+
+    size = read_size(gather(run.run_dir))
+    assert (size.nodes, size.asked, len(size.changes)) == (3, 3, 2) and size.reduced_s > 0
+    assert run_json("status", str(run.run_dir.path), cwd=tmp_path)["size"]["reduced_s"] > 0

@@ -1,0 +1,228 @@
+"""A run goes on with fewer nodes where none is left, and with all again once there are: decided, and on a fake cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from unbroken.errors import UsageError
+from unbroken.progress import Policy, RunDir, read_spec
+from unbroken.progress.records.state import RunState
+from unbroken.recover.decide.resizing import choose_size, choose_slots, decide_growth
+from unbroken.recover.start import make_spec, settle_spec
+from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
+
+from .simulating import Simulate, Visitor, reach
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "each", "legal"),
+    [(4, 2, 1, (4, 3, 2)), (8, 4, 2, (8, 6, 4)), (4, 4, 1, (4,)), (4, 0, 1, (4,)), (6, 3, 3, (6, 3))],
+)
+def test_a_run_may_go_on_with_whole_replicas(nodes: int, least: int, each: int, legal: Sequence[int]) -> None:
+    spec = make_spec(["t.py"], nodes=nodes, min_nodes=least, nodes_per_replica=each)
+    assert spec.node_counts == legal
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "each", "hint"),
+    [(4, 5, 1, "1, 2, 3, 4"), (8, 3, 2, "2, 4, 6, 8"), (8, 4, 3, "multiple of --nodes-per-replica 3")],
+)
+def test_what_does_not_divide_is_refused_with_what_does(nodes: int, least: int, each: int, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        make_spec(["t.py"], nodes=nodes, min_nodes=least, nodes_per_replica=each)
+    assert hint in str(refused.value)
+
+
+def test_a_later_call_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    settle_spec(run_dir, make_spec(["t.py"], nodes=8, min_nodes=4, nodes_per_replica=2))
+    again = settle_spec(run_dir, make_spec(["t.py"], nodes=8))
+    assert (again.min_nodes, again.nodes_per_replica) == (4, 2)
+    assert read_spec(run_dir.spec).policy == Policy()
+
+
+@pytest.mark.parametrize(
+    ("found", "each", "slots"),
+    [
+        (("a", "b", "c", "d"), 1, ("a", "b", "c", "d")),
+        (("a", None, "c", "d"), 1, ("a", "c", "d")),
+        (("a", None, "c", "d"), 2, ("c", "d")),
+        (("a", None, None, "d"), 2, ("a", "d")),
+    ],
+)
+def test_replicas_that_are_whole_stay_together(
+    found: Sequence[str | None], each: int, slots: Sequence[str]
+) -> None:
+    sizes = make_spec(["t.py"], nodes=4, min_nodes=each, nodes_per_replica=each).node_counts
+    assert choose_slots(found, sizes, each) == slots
+    assert choose_size(1, (4, 2)) == 0
+
+
+POLICY = Policy(grow_after=60, grows_per_hour=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("since", "grown", "restarts", "nodes", "why"),
+    [
+        ({}, [], False, (), ""),
+        ({"d": 950.0}, [], False, (), "has to answer for"),
+        ({"d": 940.0}, [], False, ("d",), ""),
+        ({"d": 999.0}, [], True, ("d",), ""),
+        ({"d": 900.0}, [-3000.0, 500.0], False, ("d",), ""),
+        ({"d": 900.0}, [-3000.0, 100.0, 500.0], True, (), "not for 45 minutes"),
+        ({"e": 900.0, "d": 800.0}, [], False, ("d",), ""),
+    ],
+)
+def test_a_node_comes_in_once_it_is_steady_and_not_too_often(
+    since: dict[str, float], grown: list[float], restarts: bool, nodes: tuple[str, ...], why: str
+) -> None:
+    growth = decide_growth(3, (4, 3, 2), since, grown, 1000.0, POLICY, restarts=restarts)
+    assert growth.nodes == nodes and why in growth.why and bool(why) == bool(growth.why)
+    pair = decide_growth(4, (8, 6, 4), since, [], 1000.0, POLICY, restarts=restarts)
+    assert len(pair.nodes) in (0, 2), "a whole replica or nothing"
+
+
+def test_the_journal_says_with_how_many_nodes_each_attempt_ran() -> None:
+    records = [
+        {"kind": "run", "t": 1.0, "command": ["t.py"], "nodes": 3, "nproc": 2},
+        {"kind": "attempt", "t": 2.0, "attempt": 1, "slots": ["a", "b", "c"]},
+        {"kind": "resized", "t": 3.0, "before": 2, "nodes": 2, "had": 3, "without": ["b"]},
+        {"kind": "attempt", "t": 3.0, "attempt": 2, "slots": ["a", "c"]},
+    ]
+    state = RunState.of(records)
+    assert (state.nodes, state.without, state.grown, state.resized_after) == (3, ("b",), [], 1)
+    for r in (
+        {"kind": "attempt", "t": 4.0, "attempt": 3, "slots": ["a", "c"]},
+        {"kind": "resized", "t": 5.0, "before": 4, "nodes": 3, "had": 2, "without": []},
+        {"kind": "attempt", "t": 5.0, "attempt": 4, "slots": ["a", "c", "b"]},
+    ):
+        state.apply(r)
+    assert (state.without, state.grown, state.resized_after) == ((), [5.0], 3)
+
+
+def slots(run: SimulatedRun) -> list[int]:
+    """How many nodes each attempt had."""
+    return [len(a["slots"]) for a in run.journal("attempt")]
+
+
+def give_back(run: SimulatedRun, name: str) -> None:
+    run.hardware.given[name] = None
+    run.faults.return_node(name)
+
+
+def test_a_run_shrinks_at_once_and_grows_when_the_node_is_back(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.lose("node-00001", proven=True)
+        lost = run.loop.time()
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert run.loop.time() - lost < 15, "shrink_after is 10 s"
+        assert run.journal("attempt")[1]["slots"] == ["node-00000", "node-00002", "node-00003"]
+        assert run.journal("attempt")[1]["candidates"] == [], (
+            "what is in memory is of another number of ranks"
+        )
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert "3 of 4 nodes, without node-00001" in incident["resized"] and incident["schema"] == 3
+        # A supervisor that comes meanwhile knows how many there are.
+        run.kill_supervisor()
+        run.restart_supervisor()
+        await run.until(lambda: run.journal("adopted"))
+        give_back(run, "node-00001")
+        back = run.loop.time()
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert 60 <= run.loop.time() - back < 120, "it has answered for a minute"
+        assert set(run.journal("attempt")[2]["slots"]) == {f"node-0000{i}" for i in range(4)}
+        assert [r["how"] for r in run.journal("ended")] == ["node_lost", "resized"]
+        assert [(r["had"], r["nodes"], r["without"]) for r in run.journal("resized")] == [
+            (4, 3, ["node-00001"]),
+            (3, 4, []),
+        ]
+        assert run.hardware.gangs[3].world_size == 8 and run.hardware.gangs[2].world_size == 6
+
+    simulate(act, 4, min_nodes=2)
+
+
+def test_below_the_least_it_waits_and_says_so(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.lose("node-00001", proven=True)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        await run.until(lambda: len(run.journal("resumed")) == 1)
+        run.faults.lose("node-00002", proven=True)
+        await asyncio.sleep(100)
+        assert len(run.journal("attempt")) == 2, "two are the least"
+        assert any("needs 2 nodes at least" in line for line in run.screen.lines)
+        give_back(run, "node-00002")
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert slots(run) == [3, 2, 2]
+        assert [r["without"] for r in run.journal("resized")] == [["node-00001"]]
+
+    simulate(act, 3, min_nodes=2)
+
+
+def test_a_node_that_comes_and_goes_stops_the_run_only_so_often(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        for _ in range(3):
+            attempts = len(run.journal("attempt"))
+            run.faults.lose("node-00002", proven=True)
+            await run.until(lambda n=attempts: len(run.journal("attempt")) == n + 1)
+            give_back(run, "node-00002")
+            await asyncio.sleep(20)
+            assert len(slots(run)) == attempts + 1, "it has not answered for long"
+            await asyncio.sleep(200)
+            if len(slots(run)) == attempts + 1:
+                break
+        assert slots(run) == [3, 2, 3, 2, 3, 2], "twice within an hour, and not a third time"
+        assert any("as often as the policy lets it" in line for line in run.screen.lines)
+        assert "2 so far" in run.incidents()[-1]["resized"]
+
+    simulate(act, 3, min_nodes=1, policy=POLICY)
+
+
+def test_whole_replicas_leave_and_a_new_node_brings_one_back(simulate: Simulate) -> None:
+    """Two nodes hold a copy of the model together; the cluster is full for a while and gives another node later."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hold()
+        run.faults.lose("node-00001", proven=True)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert run.journal("attempt")[1]["slots"] == ["node-00002", "node-00003"]
+        await run.until(lambda: run.journal("resumed"))
+        run.faults.grant()
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert run.journal("attempt")[2]["slots"][:2] == ["node-00002", "node-00003"]
+        assert set(run.journal("attempt")[2]["slots"][2:]) == {"node-00000", "node-00004"}
+        assert not run.journal("replaced")
+
+    simulate(act, 4, idle=1, min_nodes=2, nodes_per_replica=2)
+
+
+def test_a_node_that_is_taken_away_in_time_is_no_failure_and_amending_goes_on(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.preempt("node-00001", in_s=200.0)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert slots(run) == [3, 2] and not run.journal("lost")
+        visitor = Visitor(run)
+        new = [*read_spec(run.run_dir.spec).command, "--lr", "0.05"]
+        answer = await visitor.ask("amend", command=new, nodes=3, nproc=2)
+        assert answer["ok"], "it is a run of three nodes"
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert slots(run) == [3, 2, 2] and len(run.journal("resized")) == 1
+        run.supervisor.request_stop()
+        await run.until(run.task.done, 600)
+        run.spec = dataclasses.replace(run.spec, command=tuple(new))
+        give_back(run, "node-00001")
+        run.restart_supervisor()  # the same command, once it has stopped: all of its nodes are there
+        await run.until(lambda: len(run.journal("attempt")) == 4)
+        assert slots(run) == [3, 2, 2, 3]
+
+    simulate(act, 3, min_nodes=2)
