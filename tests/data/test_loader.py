@@ -220,6 +220,53 @@ def test_an_epoch_has_as_many_batches_as_torchs(size: int, loader_drops: bool, s
     assert len(set(flat)) == size or loader_drops or sampler_drops
 
 
+@settings(max_examples=40)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.booleans())
+def test_a_global_batch_has_the_same_samples_and_mean_at_any_number_of_ranks(
+    size: int, each: int, world: int, batch: int, drop: bool
+) -> None:
+    def steps(ranks: int, batch: int) -> dict[int, tuple[list[int], float]]:
+        found: dict[int, tuple[list[int], float]] = {}
+        for rank in range(ranks):
+            plain = DataLoader(Numbers(size), batch_size=batch, shuffle=True, drop_last=drop)
+            loader = wrap(plain, global_batch=each, rank=rank, world_size=ranks)
+            expected = len(loader)
+            count = 0
+            for b in loader:
+                count += 1
+                assert len(b) <= batch
+                samples, mean = found.get(number := loader.step + (not loader.step_ends), ([], 0.0))
+                given_here = b.tolist() if loader.weight else []
+                found[number] = (
+                    samples + given_here,
+                    mean + loader.weight * float(b.double().mean()) / ranks,
+                )
+            assert count == expected and loader.step_ends
+        return {n: (sorted(samples), mean) for n, (samples, mean) in found.items()}
+
+    alone, together = steps(1, each), steps(world, batch)
+    assert {n: s for n, (s, _) in alone.items()} == {n: s for n, (s, _) in together.items()}
+    for n, (samples, mean) in together.items():
+        assert mean == pytest.approx(sum(samples) / len(samples)) == pytest.approx(alone[n][1])
+
+
+def test_with_all_ranks_a_global_batch_gives_what_accumulation_gives() -> None:
+    for rank in range(4):
+        ours = wrap(plain(96, 3), rank=rank, world_size=4, global_batch=24)
+        theirs = wrap(plain(96, 3), rank=rank, world_size=4, accumulate=2)
+        assert given_out(ours) == given_out(theirs) and ours.step == theirs.step == 4
+        assert ours.weight == 0.5
+
+
+def test_what_a_global_batch_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="both say"):
+        wrap(plain(8, 2), global_batch=4, accumulate=2)
+    with pytest.raises(UsageError, match="of its own"):
+        wrap(DataLoader(Numbers(8), batch_size=2), order=Packed([1] * 8, budget=2), global_batch=4)
+    with pytest.raises(UsageError, match="global_batch=N"):
+        _ = wrap(plain(8, 2)).weight
+
+
 # --- generators
 
 

@@ -135,8 +135,8 @@ class PlainCluster:
         while True:
             now = {p.name.removeprefix("away-") for p in self._options.notes.glob("away-*")}
             for node in now - away:
-                await self.fence(node, 5.0)
                 self._stream.publish(Lost(Moment.at(time.monotonic()), node, "its power is out", proven=True))
+                await self.fence(node, 5.0)
             for node in away - now:
                 self._stream.publish(Returned(Moment.at(time.monotonic()), node))
             away = now

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.diagnose import Facts
 from unbroken.errors import UsageError
-from unbroken.progress import Policy, RunDir, read_spec
+from unbroken.progress import Budgets, Policy, RunDir, read_spec
 from unbroken.progress.records.state import RunState
+from unbroken.progress.records.verdict import Action, Category, Outcome, Verdict
+from unbroken.recover.decide.policy import decide
 from unbroken.recover.decide.resizing import choose_size, choose_slots, decide_growth
 from unbroken.recover.start import make_spec, settle_spec
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
@@ -103,6 +106,12 @@ def test_the_journal_says_with_how_many_nodes_each_attempt_ran() -> None:
     ):
         state.apply(r)
     assert (state.without, state.grown, state.resized_after) == ((), [5.0], 3)
+    for r in (
+        {"kind": "ended", "t": 6.0, "attempt": 4, "how": "resized"},
+        {"kind": "resized", "t": 7.0, "before": 5, "nodes": 4, "had": 3, "without": []},
+    ):
+        state.apply(r)
+    assert state.grown == [5.0, 6.0], "a stop for more nodes is counted once, whatever comes of it"
 
 
 def slots(run: SimulatedRun) -> list[int]:
@@ -136,7 +145,7 @@ def test_a_run_shrinks_at_once_and_grows_when_the_node_is_back(simulate: Simulat
         give_back(run, "node-00001")
         back = run.loop.time()
         await run.until(lambda: len(run.journal("attempt")) == 3)
-        assert 60 <= run.loop.time() - back < 120, "it has answered for a minute"
+        assert 30 <= run.loop.time() - back < 60, "it has answered for half a minute"
         assert set(run.journal("attempt")[2]["slots"]) == {f"node-0000{i}" for i in range(4)}
         assert [r["how"] for r in run.journal("ended")] == ["node_lost", "resized"]
         assert [(r["had"], r["nodes"], r["without"]) for r in run.journal("resized")] == [
@@ -145,7 +154,7 @@ def test_a_run_shrinks_at_once_and_grows_when_the_node_is_back(simulate: Simulat
         ]
         assert run.hardware.gangs[3].world_size == 8 and run.hardware.gangs[2].world_size == 6
 
-    simulate(act, 4, min_nodes=2)
+    simulate(act, 4, min_nodes=2, policy=Policy(grow_after=30))  # type: ignore[arg-type]
 
 
 def test_below_the_least_it_waits_and_says_so(simulate: Simulate) -> None:
@@ -166,13 +175,15 @@ def test_below_the_least_it_waits_and_says_so(simulate: Simulate) -> None:
     simulate(act, 3, min_nodes=2)
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_and_goes_stops_the_run_only_so_often(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
         for _ in range(3):
             attempts = len(run.journal("attempt"))
             run.faults.lose("node-00002", proven=True)
-            await run.until(lambda n=attempts: len(run.journal("attempt")) == n + 1)
+            while len(slots(run)) == attempts:
+                await asyncio.sleep(0.5)
             give_back(run, "node-00002")
             await asyncio.sleep(20)
             assert len(slots(run)) == attempts + 1, "it has not answered for long"
@@ -202,7 +213,20 @@ def test_whole_replicas_leave_and_a_new_node_brings_one_back(simulate: Simulate)
         assert set(run.journal("attempt")[2]["slots"][2:]) == {"node-00000", "node-00004"}
         assert not run.journal("replaced")
 
-    simulate(act, 4, idle=1, min_nodes=2, nodes_per_replica=2)
+    simulate(act, 4, idle=1, min_nodes=2, nodes_per_replica=2, policy=Policy(grow_after=10))  # type: ignore[arg-type]
+
+
+def test_a_node_that_is_surely_at_fault_is_left_without_another_in_its_place(tmp_path: Path) -> None:
+    verdict = Verdict(
+        outcome=Outcome.FAILED, category=Category.INFRASTRUCTURE, reason="ECCError", recoverable=True, cordon=("b",),
+        action=Action.RESTART_ELSEWHERE, confidence=0.95,
+    )  # fmt: skip
+    facts = Facts(run_step=9, step=9)
+    kept = decide(verdict, facts, [], Budgets(), 0)
+    assert not kept.exclude and "no spare is left" in kept.why
+    assert decide(verdict, facts, [], Budgets(), 0, smaller_by=1).exclude == ("b",)
+    doubtful = dataclasses.replace(verdict, confidence=0.4)
+    assert not decide(doubtful, facts, [], Budgets(), 0, smaller_by=1).exclude
 
 
 def test_a_node_that_is_taken_away_in_time_is_no_failure_and_amending_goes_on(simulate: Simulate) -> None:

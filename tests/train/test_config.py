@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from unbroken.errors import InputError, UnknownKey, UsageError
-from unbroken.train.config import PRESETS, OptimConfig, TrainConfig, learning_rate, parse
+from unbroken.train.config import PRESETS, OptimConfig, TrainConfig, build, learning_rate, parse
+from unbroken.train.training import check_sizes
 
 
 def test_defaults_presets_file_and_options_in_that_order(tmp_path: Path) -> None:
@@ -93,3 +95,24 @@ def test_a_model_by_name_is_the_planner_s_and_options_win() -> None:
     assert (c.dim, c.hidden, c.vocab, c.layers) == (4096, 11008, 32000, 2)
     with pytest.raises(UnknownKey, match="7b"):
         parse(["--model", "7bb"])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"data": {"global_batch": 8}}, "a multiple of 3"),
+        ({"data": {"global_batch": 12}, "plan": {"tensor": 2}}, "do(es)? not divide"),
+        ({"data": {"global_batch": 12}}, ""),
+    ],
+)
+def test_a_size_that_a_run_may_go_on_with_and_cannot_is_refused_at_the_start(
+    values: dict[str, dict[str, int]], said: str
+) -> None:
+    config = build(values)
+    if not said:
+        check_sizes(config, (4, 3, 2))
+        return
+    with pytest.raises(UsageError) as refused:
+        check_sizes(config, (4, 3, 2))
+    assert "with 3 ranks, which --min-nodes allows (4, 3, 2)" in str(refused.value)
+    assert re.search(said, str(refused.value))

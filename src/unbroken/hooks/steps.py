@@ -6,11 +6,12 @@ the one moment at which weights, generators, counters and the place in the data 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .. import data
 from ..data.loading.stateful import StatefulLoader
+from ..errors import UsageError
 from .training import HookedTraining
 
 Kept = data.Loader | StatefulLoader
@@ -19,6 +20,20 @@ Kept = data.Loader | StatefulLoader
 def keep_place(loader: Any, **how: Any) -> Kept:
     """The loader, wrapped by unbroken.data where it is not yet. Raises UsageError for one whose place cannot be known."""
     return loader if isinstance(loader, Kept) else data.wrap(loader, **how)
+
+
+def keep_global_batch(accumulate: int, sizes: Sequence[int], ranks: int) -> int:
+    """How many batches make a step with so many ranks where `accumulate` do with the most of `sizes`, with which the run may go on
+    (`Run.world_sizes`; () where it keeps its own). Raises UsageError, with those that can, where some size cannot have as many samples."""
+    whole = accumulate * max(sizes, default=ranks)
+    if bad := [n for n in sizes if whole % n]:
+        legal = ", ".join(str(n) for n in sizes if not whole % n)
+        raise UsageError(
+            f"a step of {whole} batches over all ranks cannot be the same with {', '.join(map(str, bad))} ranks, which --min-nodes allows",
+            hint=f"With gradient_accumulation_steps {accumulate} these can: {legal}. Choose it, --nodes-per-replica or --min-nodes so that "
+            "all can",
+        )
+    return whole // ranks
 
 
 class StepLoader:

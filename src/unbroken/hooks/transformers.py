@@ -17,7 +17,7 @@ from typing import Any
 
 from ..data import Loader
 from ..errors import UsageError
-from .steps import StepLoader, keep_place
+from .steps import StepLoader, keep_global_batch, keep_place
 from .training import HookedTraining, check_version, folder_of
 
 check_version("transformers", "5.23", "hooks-transformers")
@@ -41,6 +41,10 @@ def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any
         )
     folder = folder_of(directory, trainer.args.output_dir or "trainer_output")
     training = HookedTraining("transformers", folder, **options)
+    args, sizes = trainer.args, training.run.world_sizes
+    args.gradient_accumulation_steps = keep_global_batch(
+        args.gradient_accumulation_steps, sizes, args.world_size
+    )
     _Attached(trainer, training)
     return training
 

@@ -212,7 +212,12 @@ def _memory_step(report: RunReport, counts: Mapping[str, Counter[str]]) -> int |
             inventories[node] = _inventory(root / node / "keeper.sock")
     slots = report.attempts[-1].slots
     ranks = {s * spec.nproc + i: n for s, n in enumerate(slots) for i in range(spec.nproc)}
-    whole = [c for c in candidates({}, inventories, ranks) if len(c["memory"]) == len(ranks)]
+    # Of a run that goes on with fewer nodes, snapshots of more ranks restore nothing.
+    mine = {
+        n: [e for e in held if e.get("world_size") in (None, 0, len(ranks))]
+        for n, held in inventories.items()
+    }
+    whole = [c for c in candidates({}, mine, ranks) if len(c["memory"]) == len(ranks)]
     return int(whole[0]["step"]) if whole else None
 
 

@@ -44,7 +44,9 @@ class RunState:
     without: tuple[str, ...] = ()
     """Nodes that left and that nobody takes the place of, while the run goes on with fewer."""
     grown: list[float] = field(default_factory=list)
-    """When it went on with more nodes again (seconds since the epoch)."""
+    """When it stopped for more nodes, or went on with more (seconds since the epoch)."""
+    growing: bool = False
+    """The newest attempt was stopped for more nodes: what comes of that is counted."""
     attempt: int = 0
     attempt_open: bool = False
     slots: tuple[str, ...] = ()
@@ -139,12 +141,12 @@ class RunState:
                 self.status, self.why = "running", ""
         elif kind == "resized":
             self.without = tuple(r["without"])
-            if int(r["nodes"]) > int(r["had"]):
+            if int(r["nodes"]) > int(r["had"]) and not self.growing:
                 self.grown.append(float(r["t"]))
         elif kind == "attempt":
             if self.slots and len(self.slots) != len(r["slots"]):
                 self.resized_after = self.attempt
-            self.attempt, self.attempt_open = r["attempt"], True
+            self.attempt, self.attempt_open, self.growing = r["attempt"], True, False
             self.slots = tuple(r["slots"])
             self.accepted |= {
                 (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if not c.get("brought")
@@ -163,6 +165,9 @@ class RunState:
             self.attempt_open = False
             if r.get("how") == "renumbered":
                 self.launches -= 1  # it only said where its checkpoints lie
+            elif r.get("how") == "resized":
+                self.growing = True
+                self.grown.append(float(r["t"]))
             self.step = max(self.step, r.get("step", -1))
         elif kind == "restored":
             self.asked.add(int(r["attempt"]))

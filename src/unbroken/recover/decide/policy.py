@@ -99,9 +99,11 @@ def decide(
     policy: Policy = Policy(),
     cordons: Sequence[tuple[float, str]] = (),
     priors: Mapping[str, float] = MappingProxyType({}),
+    smaller_by: int = 0,
 ) -> Decision:
     """The action after an incident; `history` has the oldest first, `spares` is how many nodes could take another's place, `cordons` says when nodes
-    were taken out of use (seconds since the epoch) and why, `priors` how likely each node is a cause by what happened to it in other runs.
+    were taken out of use (seconds since the epoch) and why, `priors` how likely each node is a cause by what happened to it in other runs, `smaller_by` how many nodes the run can do without
+    (--min-nodes): so many are left out without another in their place, where it is sure that they are at fault.
 
     What a verdict may do that is less sure than `policy` asks for is in `Policy`: it neither stops a run by itself nor takes a
     node out of use.
@@ -147,7 +149,7 @@ def decide(
     limit = _why_no_more(verdict, facts, policy, cordons)
     doubt = _why_unsure(verdict, policy, priors) or limit
     bare = Decision(Action.RESTART, why, charged, (), delay)
-    decision = _leave_out(verdict, facts, spares, bare, doubt)
+    decision = _leave_out(verdict, facts, spares + smaller_by, bare, doubt)
     if not limit:
         decision = _doubt(verdict, facts, history, spares, policy, cordons, named, bare, decision)
     if facts.corruption is None:

@@ -63,7 +63,7 @@ class Recovering:
         suspects: Suspects,
     ) -> None:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
-        self._policy = spec.policy
+        self._policy, self._least = spec.policy, spec.node_counts[-1]
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
         self._recorder, self._background, self._stop = recorder, background, stop
         self._view, self._clock, self._teller, self._suspects = view, clock, teller, suspects
@@ -174,6 +174,7 @@ class Recovering:
             self._choose_policy(),
             state.cordons,
             self._teller.priors,
+            max(0, len(state.slots) - self._least),
         )
         if (
             decision.action is Action.STOP

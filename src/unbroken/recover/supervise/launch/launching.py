@@ -142,7 +142,6 @@ class Launching:
             raise StartFailed(e, attempt) from e
         best = candidates[0] if candidates else None
         durable = max((c["step"] for c in candidates if c["name"]), default=-1)
-        self._fleet.needed = self._spec.node_counts[-1]
         self._view.attempt(number, len(attempt.ranks), slots, best, durable)
         return attempt
 
@@ -335,6 +334,8 @@ class Launching:
         while the cluster had none. Raises RunStopped where it never will have enough."""
         state = self._state
         before = state.slots or self._fleet.first_slots
+        if state.attempt:
+            self._fleet.needed = self._spec.node_counts[-1]
         await self.bring_up()
         free = self._fleet.find_free(before, {*state.lost, *state.cordoned})
         found: list[str | None] = []

@@ -131,8 +131,8 @@ class Replacing:
                     if asking is not None and asking.done():
                         done, asking = asking, None
                         ask_at = self._clock.monotonic() + _ASK_AGAIN_S
-                        if (name := done.result()) is not None:
-                            await self._bring_in(name)
+                        if (given := done.result()) is not None:
+                            await self._bring_in(given)
                     lost = next((n for n in self._state.without if n in self._state.lost), None)
                     if asking is None and lost is not None and self._clock.monotonic() >= ask_at:
                         out = {*self._state.lost, *self._state.cordoned}

@@ -114,14 +114,16 @@ class Resizing:
                 return f"{', '.join(growth.nodes)} can come in: {size + len(growth.nodes)} nodes instead of {size}"
             # Where nothing was saved by us, to stop could cost all since the script's own last checkpoint.
             why = "a node is back; it comes in after the next snapshot, or at the next restart"
-        if why and why != self._said:
-            self._said = why
+        if why and why.partition(":")[0] != self._said:
+            self._said = why.partition(":")[0]  # the minutes behind it pass
             self._say(why)
         return ""
 
     def _decide_growth(self, size: int, since: dict[str, float], *, restarts: bool = False) -> Growth:
         now = self._clock.monotonic()
         ago = self._clock.wall() - now
+        # The stop that this start follows was allowed when it was counted.
+        before = self._state.grown[:-1] if self._state.growing else self._state.grown
         return decide_growth(
-            size, self._spec.node_counts, since, [t - ago for t in self._state.grown], now, self._spec.policy, restarts=restarts,
+            size, self._spec.node_counts, since, [t - ago for t in before], now, self._spec.policy, restarts=restarts,
         )  # fmt: skip

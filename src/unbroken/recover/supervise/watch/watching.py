@@ -101,7 +101,13 @@ class Watching:
                 self._recorder.write_later()
                 self._view.progress(attempt, attempt.tracker)
             if attempt.all_finished:
-                return AttemptOutcome("amended" if self._amending.is_due else "completed")
+                if self._amending.is_due:
+                    return AttemptOutcome("amended")
+                # A script may end well where it was asked to stop, long before its last step.
+                early = bool(leaving.why) and attempt.total is not None and attempt.step < attempt.total
+                return (
+                    AttemptOutcome(leaving.kind, error=leaving.why) if early else AttemptOutcome("completed")
+                )
             if lost := self._fleet.find_lost(attempt.nodes):
                 return AttemptOutcome(name_loss(lost), nodes=lost)
             if self._place.refusal is not None:
