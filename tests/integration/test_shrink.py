@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from unbroken.status import gather
-from unbroken.status.size import read_size
 
 from .conftest import RunUnderTest, run_json
 
@@ -49,7 +48,8 @@ def steps(model, optimizer, loader, rank, given):
             if loader.step_ends:
                 optimizer.step()
                 optimizer.zero_grad()
-                time.sleep(PAUSE)
+                # While it is smaller it is slow, so that the node comes back before the end, however busy the machine is.
+                time.sleep(PAUSE * (8 if dist.is_initialized() and dist.get_world_size() < 3 else 1))
                 yield loader.step, float(loss)
 
 def main():
@@ -137,7 +137,7 @@ def test_it_goes_on_with_two_of_three_nodes_and_ends_as_an_undisturbed_run(
     wait_for(run, lambda: run.attempts() == 2)
     wait_for(run, lambda: [r for r in run.journal("first_step") if r["attempt"] == 2])
     first = next(r["step"] for r in run.journal("first_step") if r["attempt"] == 2)
-    run.until_step(first + 8)
+    run.until_step(first + 4)
     (notes / "away-plain-1").unlink()
     assert run.wait() == 0, run.output
     assert [len(a["slots"]) for a in run.journal("attempt")] == [3, 2, 3]
@@ -150,6 +150,6 @@ def test_it_goes_on_with_two_of_three_nodes_and_ends_as_an_undisturbed_run(
     for name, value in torch.load(tmp_path / "weights.pt").items():
         torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
 
-    size = read_size(gather(run.run_dir))
+    size = gather(run.run_dir).size
     assert (size.nodes, size.asked, len(size.changes)) == (3, 3, 2) and size.reduced_s > 0
     assert run_json("status", str(run.run_dir.path), cwd=tmp_path)["size"]["reduced_s"] > 0

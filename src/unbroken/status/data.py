@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..progress import RunDir, RunSpec, Term
-from ..progress.records.amendment import describe_amendment
+from ..progress.records.amendment import describe_amendment, describe_resize
 from ..progress.records.incident import Incident
 from ..units import Duration
 from .curve import Executions
@@ -89,6 +89,25 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True)
+class RunSize:
+    """The newest attempt has `nodes` of the `asked` ones; for `reduced_s` attempts had fewer than were asked for, of `attempts_s`
+    altogether. `changes` says each change in words, oldest first."""
+
+    nodes: int
+    asked: int
+    reduced_s: float
+    attempts_s: float
+    changes: tuple[str, ...]
+
+    def describe(self) -> str:
+        """In a line; "" of a run that always had all of its nodes."""
+        if not self.reduced_s:
+            return ""
+        share = f"{self.reduced_s / self.attempts_s:.0%} of its attempts"
+        return f"{self.nodes} of {self.asked} nodes; {seconds_text(self.reduced_s)} with fewer than asked for, {share}"
+
+
+@dataclass(frozen=True)
 class RunReport:
     """A run as it stands at `now` (seconds since the epoch). `status` is new, running, completed, stopped,
     interrupted, or abandoned: its journal says running, and its supervisor is gone."""
@@ -116,6 +135,22 @@ class RunReport:
     def amendments(self) -> list[str]:
         """What was changed of the run in between, oldest first."""
         return [describe_amendment(r) for r in self.events if r["kind"] == "amended"]
+
+    @cached_property
+    def size(self) -> RunSize:
+        """With how many nodes it goes on, and for how long it had fewer than it was asked for (--min-nodes)."""
+        ends = {a.number: self.ended if a.ended is None else a.ended for a in self.attempts}
+        asked = nodes = 0
+        reduced = whole = 0.0
+        for e in self.events:
+            if e["kind"] in ("run", "amended") and "nodes" in e:
+                asked = int(e["nodes"])
+            elif e["kind"] == "attempt":
+                nodes, lasted = len(e["slots"]), max(0.0, ends.get(int(e["attempt"]), 0.0) - float(e["t"]))
+                whole += lasted
+                reduced += lasted if nodes < asked else 0.0
+        changes = tuple(describe_resize(e) for e in self.events if e["kind"] == "resized")
+        return RunSize(nodes, asked, reduced, whole, changes)
 
     @property
     def paused_s(self) -> float:

@@ -16,7 +16,6 @@ from .curve import thin
 from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
 from .profile import profile_section
-from .size import read_size
 from .waiting import read_waiting
 
 _MAX_INCIDENTS = 200
@@ -79,7 +78,6 @@ def page(report: RunReport, *, base: str = "") -> str:
         status=STATUS_TEXT.get(report.status, report.status),
         mood=MOODS.get(report.status, "warn"),
         size=_size(report),
-        sizes=read_size(report),
         origin="from the last checkpoint" if saved else "without a checkpoint, because none was saved",
         command=same_command(report),
         cards=_cards(report),

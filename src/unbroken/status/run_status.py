@@ -20,9 +20,8 @@ from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term
 from ..progress.records.incident import Incident
 from ..progress.records.steps import Step
-from .data import Record, RunReport, describe_incident, same_command
+from .data import Record, RunReport, RunSize, describe_incident, same_command
 from .gather import gather
-from .size import RunSize, read_size
 
 _TAIL = 64 * 2**10
 _KEEPER_S = 1.0
@@ -137,7 +136,7 @@ def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
         disk_name=disk.name if disk else None,
         started_from=_started_from(report),
         amendments=tuple(report.amendments),
-        size=read_size(report),
+        size=report.size,
         incidents=report.incidents,
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,

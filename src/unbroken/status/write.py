@@ -16,7 +16,6 @@ from ..progress.records.incident import Incident
 from .data import RunReport, describe_incident, same_command
 from .gather import gather
 from .page import page, time_split
-from .size import read_size
 
 _log = logging.getLogger("unbroken.report")
 SCHEMA = 1
@@ -86,7 +85,7 @@ def report_json(report: RunReport, path: Path | None = None) -> dict[str, Any]:
         "incidents": [_incident(i, report) for i in report.incidents],
         "checkpoints": [asdict(c) for c in report.checkpoints],
         "amendments": report.amendments,
-        "size": asdict(read_size(report)),
+        "size": asdict(report.size),
         "nodes": list(report.nodes),
         "epochs": len(report.terms),
         "problems": list(report.problems),

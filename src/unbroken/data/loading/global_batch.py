@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Part(NamedTuple):
+class RoundPart(NamedTuple):
     """One rank's part of a round: [start, stop), counted in the samples of the step. Where there is none for it, one of another
     rank's stands in, with the weight 0."""
 
@@ -27,7 +27,7 @@ def count_rounds(samples: int, batch: int, world_size: int) -> int:
     return -(-samples // (batch * world_size))
 
 
-def cut_step(samples: int, batch: int, rank: int, world_size: int) -> list[Part]:
+def cut_step(samples: int, batch: int, rank: int, world_size: int) -> list[RoundPart]:
     """This rank's part of each round of a step, in their order."""
     rounds = count_rounds(samples, batch, world_size)
     parts, start = [], 0
@@ -39,6 +39,6 @@ def cut_step(samples: int, batch: int, rank: int, world_size: int) -> list[Part]
         weight = (b - a) * world_size / samples
         if a == b:
             a, b = start, start + 1
-        parts.append(Part(a, b, start + size, weight))
+        parts.append(RoundPart(a, b, start + size, weight))
         start += size
     return parts

@@ -1,4 +1,4 @@
-"""What was changed of a run while it stood or went on, in words: the journal's `amended` records."""
+"""What was changed of a run while it stood or went on, in words: the journal's `amended` and `resized` records."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def describe_amendment(record: Mapping[str, Any]) -> str:
         changes.append(f"{had[0]} nodes x {had[1]} ranks -> {record['nodes']} x {record['nproc']}")
     after = f", after step {step:,}" if step >= 0 else ""
     return f"from attempt {record.get('before', '?')} on{after}: {'; '.join(c for c in changes if c)}"
+
+
+def describe_resize(record: Mapping[str, Any]) -> str:
+    """`from attempt 2 on, after step 120: 4 nodes -> 3, without node-001`."""
+    step = int(record.get("step", -1))
+    after = f", after step {step:,}" if step >= 0 else ""
+    without = f", without {', '.join(record['without'])}" if record.get("without") else ""
+    return f"from attempt {record.get('before', '?')} on{after}: {record['had']} nodes -> {record['nodes']}{without}"
 
 
 def describe_difference(old: Sequence[str], new: Sequence[str]) -> str:
