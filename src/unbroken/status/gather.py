@@ -136,6 +136,7 @@ def _sane(records: list[Record]) -> list[Record]:
     needs = {
         "attempt": ("attempt", "slots"), "ended": ("attempt",), "seal": ("attempt", "checkpoints"),
         "status": ("status",), "lost": ("node",), "returned": ("node",), "cordon": ("node",),
+        "resized": ("had", "nodes"),
     }  # fmt: skip
     return [
         r
