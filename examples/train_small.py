@@ -1,6 +1,6 @@
 """From nothing to an aligned model, on two cores: what `unbroken` does for a training, end to end.
 
-    python examples/train_small.py OUT [--steps 150]          (needs `make install-eval`; a few minutes, most of it training)
+    python examples/train_small.py OUT [--steps 120]          (needs `make install-eval`; three minutes, half of it training)
 
 1. A byte-level Llama of 2.7 M parameters learns the source of Python's own library, on two virtual nodes that share its parameters,
    gradients and optimizer state, under `unbroken run`. In the middle one rank is killed: the run goes on by itself.
@@ -27,7 +27,7 @@ from unbroken.testing.faults import RunFaults
 
 HERE = Path(__file__).parent
 MODEL = ["--dim", "192", "--layers", "6", "--heads", "6", "--kv-heads", "6", "--hidden", "512"]
-ROW = ["--seq", "128"]
+ROW, SHORT_ROW = ["--seq", "128"], ["--seq", "32"]
 
 
 def main() -> int:
@@ -35,20 +35,22 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("out", type=Path, help="a new folder")
     p.add_argument(
-        "--steps", type=int, default=150, help="steps of the training; alignment takes a third of them"
+        "--steps",
+        type=int,
+        default=120,
+        help="steps of the training; each alignment takes two fifths of them",
     )
     p.add_argument("--size", type=str.split, default=MODEL, help="options of the model, as one text")
     args = p.parse_args()
     args.out.mkdir(parents=True)
-    model = [*args.size, *ROW]
     with told("trained over a killed rank"):
-        pretrain(args.out / "run", model, args.steps)
+        pretrain(args.out / "run", [*args.size, *ROW], args.steps)
     suite = HERE / "evaluate_own_tasks" / "suite.toml"
     with told("evaluated each checkpoint"):
         unbroken("eval", "watch", str(args.out / "run"), "--suite", str(suite), "--tasks", "sums,likely", "--workers", "1",
                  "--out", str(args.out / "scores"), "--once")  # fmt: skip
     with told("aligned twice"):
-        align(args.out, model, max(2, args.steps // 3))
+        align(args.out, [*args.size, *SHORT_ROW], max(2, args.steps * 2 // 5))
     with told("exported, and generated from"):
         unbroken("checkpoint", "export", str(args.out / "dpo"), "--to", "huggingface", "--out", str(args.out / "model"))  # fmt: skip
         generate(args.out / "model")
@@ -68,7 +70,7 @@ def pretrain(run: Path, model: list[str], steps: int) -> None:
     plan = ["--parameters", "2", "--recompute", "selective"]
     command = ["run", "--run-dir", str(run), "--nodes", "2", "--nproc", "1", "--", "-m", "unbroken.train", *model, *plan,
                "--steps", str(steps), "--global-batch", "16", "--warmup", "10", "--log-every", "10",
-               "--persist-every", str(max(1, steps // 3)), "--keep", "3", "--device", "cpu"]  # fmt: skip
+               "--persist-every", str(max(1, steps // 2)), "--keep", "3", "--device", "cpu"]  # fmt: skip
     process = subprocess.Popen([sys.executable, "-m", "unbroken", *command])
     threading.Thread(target=kill_a_rank, args=(run, steps // 2, process), daemon=True).start()
     if process.wait():
@@ -94,7 +96,7 @@ def align(out: Path, model: list[str], steps: int) -> None:
     pairs = [{"prompt": f"{a} + {b} =", "chosen": str(a + b), "rejected": str(a + b + rng.randint(1, 5))} for a, b in sums]  # fmt: skip
     for name, rows in (("chat", chat), ("pairs", pairs)):
         (out / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    common = [*model, "--steps", str(steps), "--global-batch", "8", "--persist-every", str(steps), "--device", "cpu", "--warmup", "5"]  # fmt: skip
+    common = [*model, "--steps", str(steps), "--global-batch", "16", "--log-every", "10", "--persist-every", str(steps), "--device", "cpu", "--warmup", "5"]  # fmt: skip
     unbroken("train", *common, "--task", "sft", "--data", str(out / "chat.jsonl"), "--checkpoints", str(out / "sft"),
              "--weights-from", str(out / "run" / "checkpoints"), "--lr", "1e-3")  # fmt: skip
     unbroken("train", *common, "--task", "dpo", "--data", str(out / "pairs.jsonl"), "--checkpoints", str(out / "dpo"),

@@ -67,6 +67,39 @@ def test_the_fingerprint_of_arrays_is_that_of_their_numbers() -> None:
     assert made[0].fingerprint == made[1].fingerprint != made[2].fingerprint and made[0].count == 6
 
 
+class Spare(Block):
+    """A block with a parameter that its forward pass does not use."""
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__(c)
+        self.spare = nn.Parameter(torch.empty(3))
+
+
+class WithSpares(Stage):
+    def block(self, c: ModelConfig) -> nn.Module:
+        return Spare(c)
+
+
+@pytest.mark.slow
+def test_a_parameter_that_is_not_used_does_not_keep_its_block_from_learning(tmp_path: Path) -> None:
+    from unbroken.progress import attach
+    from unbroken.train.config import parse
+    from unbroken.train.parallel.trainer import build
+    from unbroken.train.world import World
+
+    config = parse(["--dim", "16", "--layers", "1", "--heads", "2", "--kv-heads", "2", "--hidden", "16", "--seq", "8", "--global-batch", "4",
+                    "--micro-batch", "2", "--warmup", "1"])  # fmt: skip
+    text = np.arange(800).reshape(100, 8) % 7
+    data = ArrayCorpus("sevens", PackedSamples(text, (text + 1) % 7))
+    trainer = build(
+        config, World(0, 1, 0, torch.device("cpu"), "none"), attach(), data, make_stage=WithSpares
+    )
+    before = {n: w.detach().clone() for n, w in trainer.zero.weights.items()}
+    losses = [trainer.train_step(lambda: None, False)[0] for _ in range(10)]
+    moved = {n for n, w in trainer.zero.weights.items() if not torch.equal(w, before[n])}
+    assert moved == before.keys() - {"blocks.0.spare"} and losses[-1] < losses[0]
+
+
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(300)
