@@ -57,6 +57,8 @@ LONGEST = (
     "integration/test_hangs.py", "integration/test_kubernetes.py", "integration/test_amend.py", "train/test_plans.py",
     "rehearse/test_rehearse_command.py", "checkpoint/test_campaign.py", "evaluate/test_scoring.py", "hooks/test_transformers.py",
     "integration/test_loss.py", "hooks/test_lightning.py", "hooks/test_accelerate.py", "hooks/test_torchft.py",
+    "rehearse/test_rehearsal.py", "checkpoint/test_fsdp_elsewhere.py", "checkpoint/test_checkpointer.py", "evaluate/test_fast_model.py",
+    "evaluate/test_lm_eval.py", "test_readme.py",
 )  # fmt: skip
 """Files that take about a minute or more in `make test-all`: they begin first, so that no core waits for one of them at the end."""
 

@@ -272,7 +272,10 @@ class KubernetesCluster:
                 if link is not None and link.up:
                     return find_node(pod)
                 await self._look_for_trouble(name, pod, link)
-                say(read_waiting(pod).why if link is None else f"the pod on {find_node(pod)}: {link.why}")
+                if link is None:
+                    say(read_waiting(pod).why)
+                elif link.tried.is_set():
+                    say(f"the pod on {find_node(pod)}: {link.why}")
             with contextlib.suppress(TimeoutError):
                 await wait_within(self._watching.moved.wait(), _AGAIN_S)
 
