@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import unbroken
-from unbroken.waiting import wait_within
+from unbroken.waiting import run_beside, wait_within
 
 
 def test_what_is_done_in_time_is_given() -> None:
@@ -51,6 +51,41 @@ def test_a_cancellation_counts_that_comes_while_it_is_just_done() -> None:
         assert done and asking.cancelled()
 
     asyncio.run(scenario())
+
+
+def test_a_watch_that_fails_ends_what_relies_on_it() -> None:
+    ended: list[str] = []
+
+    async def wait(name: str) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(name)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("a page that makes no sense")
+
+    with pytest.raises(ValueError, match="makes no sense"):
+        asyncio.run(run_beside(wait("work"), wait("another watch"), fail()))
+    assert sorted(ended) == ["another watch", "work"]
+
+
+def test_a_watch_that_is_done_ends_nothing_and_one_that_is_not_ends_with_the_work() -> None:
+    ended: list[str] = []
+
+    async def watch(seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            ended.append("watch")
+
+    async def work() -> str:
+        await asyncio.sleep(0.01)
+        return "done"
+
+    assert asyncio.run(run_beside(work(), watch(0.0), watch(60.0))) == "done"
+    assert ended == ["watch", "watch"]
 
 
 def test_nobody_waits_in_another_way() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,3 +17,24 @@ async def wait_within(what: Awaitable[T], seconds: float | None) -> T:
     """
     async with asyncio.timeout(seconds):
         return await what
+
+
+async def run_beside(work: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, None]) -> T:
+    """What `work` gives; the watches run beside it for as long.
+
+    Raises what a watch raises, at once, and cancels the others and `work`: as a task of its own it would end without a word, and
+    whoever relies on it would wait for ever.
+    """
+    working = asyncio.ensure_future(work)
+    tasks: set[asyncio.Future[Any]] = {working, *map(asyncio.ensure_future, watches)}
+    pending = tasks
+    try:
+        while not working.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        return working.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -67,6 +67,10 @@ class Reflection:
                 self._note(e)
             except ApiUnanswered as e:
                 self._note(e)
+            except Exception as e:  # noqa: BLE001  whatever one answer is, who follows no more would wait for ever
+                version = ""
+                _log.exception("what the API says cannot be followed: it is listed again")
+                self._note(ApiUnanswered(f"what it says makes no sense: {type(e).__name__}: {e}"))
             await asyncio.sleep(pause)
             pause = min(2 * pause, _AGAIN_MOST_S)
 

@@ -31,7 +31,7 @@ from ...link.address import Address
 from ...link.secret import Secret, take_from_input
 from ...private import private_folder
 from ...progress import RunDir
-from ...waiting import wait_within
+from ...waiting import run_beside, wait_within
 from ..record.base import Record
 from ..record.choice import open_record
 from ..record.folder import FolderRecord
@@ -127,13 +127,12 @@ class Agent:
         """Runs until told to quit, or until no supervisor came for the grace time."""
         self._cleared = await asyncio.to_thread(self._end_what_was_before)
         await self.keeper.start()
-        watches = (self._watch_ranks(), self._watch_lease(), self._take_censuses())
-        tasks = [asyncio.create_task(w) for w in watches]
+        census = asyncio.create_task(self._take_censuses())
         try:
-            await self._follow_supervisors()
+            # An agent that cannot watch ends, and another takes its place: its supervisor would take silence for a hang.
+            await run_beside(self._follow_supervisors(), self._watch_ranks(), self._watch_lease())
         finally:
-            for task in tasks:
-                task.cancel()
+            census.cancel()
             self._starting.end()
             self._end_ranks()
 
