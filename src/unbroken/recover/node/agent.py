@@ -272,11 +272,8 @@ class Agent:
             return await (asyncio.to_thread(check_health) if op == "health" else probe_pair(message))
         if op == "launch":
             return await self._launch(LaunchOrder.from_message(message))
-        if op in ("imports", "room"):
-            return await (self._starting.tell_imports if op == "imports" else self._starting.tell_room)()
-        if op == "warm":
-            self._starting.make_ready_for(LaunchOrder.from_message(message["order"]), message["imports"])
-            return {}
+        if op in Starting.OPS:
+            return await self._starting.answer(op, message)
         if op == "freeze":
             return self._freeze(message["attempt"])
         if op == "stop":

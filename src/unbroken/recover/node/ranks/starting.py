@@ -12,6 +12,7 @@ from ....cluster import EndedProcesses, Ownership
 from ...room import describe_no_room, find_no_room, is_full
 from ...wire import Message
 from ..logs.folder import NodeFolder
+from ..warm.caches import CompileCaches
 from ..warm.imports import check_lines
 from ..warm.pool import WarmPool
 from ..warm.process import RankStart
@@ -24,12 +25,16 @@ _WITHOUT_STEPS_S = 600.0
 class Starting:
     """How ranks of this node come to run, and what waits to be one."""
 
+    OPS = ("imports", "warm", "room", "caches", "take_caches")
+    """What of the supervisor's questions is answered here."""
+
     def __init__(
         self, node: str, scratch: Path, folder: NodeFolder, keeper_socket: Path, owner: Ownership, tell: Callable[..., None]
     ) -> None:  # fmt: skip
         self._node, self._pages, self._folder = node, scratch / "pages", folder
         self._keeper_socket, self._owner = keeper_socket, owner
         self._pool = WarmPool(node, scratch, owner, as_a_rank, tell)
+        self._caches = CompileCaches()
         self._order: LaunchOrder | None = None
         self._due: float | None = None
         """When warm processes are to be made (CLOCK_MONOTONIC)."""
@@ -94,18 +99,27 @@ class Starting:
         self._due = None
         self._pool.prepare({self._order.ranks[r]: start for r, start in self._describe(self._order).items()})
 
-    async def tell_imports(self) -> Message:
-        """What the ranks have imported, by local rank."""
-        return {"imports": {str(local): lines for local, lines in self._pool.read_records().items()}}
+    async def answer(self, op: str, message: Message) -> Message:
+        """Does what the supervisor asks for, one of `OPS`. Raises RunError."""
+        match op:
+            case "imports":  # what the ranks have imported, by local rank
+                return {"imports": {str(local): lines for local, lines in self._pool.read_records().items()}}
+            case "warm":
+                self._make_ready_for(LaunchOrder.from_message(message["order"]), message["imports"])
+            case (
+                "room"
+            ):  # `no_room` says why the files of an attempt find none on this node; "" where they do
+                return {"no_room": await asyncio.to_thread(find_no_room, self._folder.own.attempts)}
+            case "caches":
+                return await self._caches.give(message["offset"])
+            case "take_caches":
+                return await self._caches.take(message["offset"], message["total"], message["data"])
+        return {}
 
-    def make_ready_for(self, order: LaunchOrder, imports: Message) -> None:
+    def _make_ready_for(self, order: LaunchOrder, imports: Message) -> None:
         """Begins to make warm processes on a node without ranks, from what those of another node have imported."""
         known = {int(local): check_lines(lines) for local, lines in imports.items()}
         self._pool.prepare({order.ranks[r]: start for r, start in self._describe(order).items()}, known)
-
-    async def tell_room(self) -> Message:
-        """`no_room` says why the files of an attempt find no room on this node; "" where they do."""
-        return {"no_room": await asyncio.to_thread(find_no_room, self._folder.own.attempts)}
 
     def end_ranks(self, *, keep_warm: bool = True) -> EndedProcesses:
         """Kills all ranks and what they have started; blocks meanwhile."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ....errors import RunError
 from ....progress import RunSpec
 from ...node.ranks.process import LaunchOrder
+from ...node.warm.caches import is_compiled
 from ...wire import Message
 from ..attempt.attempt import Attempt
 from ..nodes.fleet import Fleet
+from ..nodes.machines import share_machine
 from ..record.background import Background
 from ..record.recorder import Recorder
 
@@ -32,6 +34,8 @@ class WarmStarts:
     ) -> None:  # fmt: skip
         self._spec, self._fleet, self._recorder = spec, fleet, recorder
         self._background, self._say, self._is_current = background, say, is_current
+        self._carried: dict[str, tuple[int, object]] = {}
+        """The size of what was carried to each spare, and to which agent there."""
         self._failed = False
         """The last start from warm processes ended before its first step."""
 
@@ -83,9 +87,37 @@ class WarmStarts:
         except RunError as e:
             _log.info("what ranks import is not known: %s", e)
             return
-        await self._fleet.ask_all(
-            free, "warm", order=order.as_message(), imports=known.get("imports") or {}, timeout=_ASK_S
-        )
+        imports = known.get("imports") or {}
+        await self._fleet.ask_all(free, "warm", order=order.as_message(), imports=imports, timeout=_ASK_S)
+        if is_compiled(imports):
+            await self._carry_caches(attempt.slots[0], free)
+
+    async def _carry_caches(self, source: str, spares: Sequence[str]) -> None:
+        """Brings what one node's ranks have compiled to spares on other machines, which compile it no more then."""
+        nodes = self._fleet.nodes
+        far = [n for n in spares if not share_machine(nodes, [source, n])]
+        offset = total = 0
+        while far and offset <= total:
+            try:
+                piece = await self._fleet.ask(source, "caches", offset=offset, timeout=_ASK_S)
+                total, size = int(piece["total"]), int(piece["size"])
+            except (RunError, KeyError, TypeError, ValueError) as e:
+                _log.info("what %s has compiled is not carried to spares: %s", source, e)
+                return
+            if offset == 0:
+                far = [n for n in far if self._carried.get(n) != (total, nodes[n].hello.get("pid"))]
+            if not size or not far:
+                return
+            answers = await self._fleet.ask_all(
+                far, "take_caches", offset=offset, total=total, data=piece["data"], timeout=_ASK_S
+            )
+            far = [n for n in far if n in answers]
+            offset += size
+            if offset >= total:
+                self._carried |= {n: (total, nodes[n].hello.get("pid")) for n in far}
+                _log.info("%s: %d bytes that were compiled on %s", ", ".join(far), total, source)
+                await self._recorder.record_soft("caches", of=source, nodes=far, bytes=total)
+                return
 
 
 def _describe(warm: int, ranks: int, why: str) -> str:
