@@ -397,9 +397,10 @@ class Agent:
             self._expired[rank] = process.describe()
             if process.just_ended():
                 self._tell_end(rank, process)
-        if not left.gone:
+        if left.survivors:
             _log.error("processes %s survived kill -9; %s", left.survivors, left.why)
             return  # whoever supervises next asks for a stop and is told of them
+        self._cleared |= left  # what is not proven is said with the next hello
         for process in self.ranks.values():
             process.close()
         self.ranks = {}
@@ -420,8 +421,9 @@ class Agent:
             return await self._end_attempt(attempt, sig, grace_s)
 
     async def _end_attempt(self, attempt: int, sig: int | None, grace_s: float) -> Message:
-        if self.ranks and attempt != self.attempt:
-            # They are of a newer one: launching it has shown that the old one was gone.
+        if self.ranks and attempt < self.attempt:
+            # They are of a newer one: launching it has shown that the old one was gone. Those of an older one are ended: whoever
+            # asks has launched another since, or tried to.
             return EndedProcesses().as_message()
         if not self.ranks:
             return (await asyncio.to_thread(self._end_ranks)).as_message()
