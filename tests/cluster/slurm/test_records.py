@@ -112,10 +112,10 @@ def test_jobs_steps_and_settings() -> None:
 
 def test_a_preempted_task_of_an_array_its_partition_and_durations() -> None:
     tasks = (
-        "JobId=9 ArrayJobId=8 Priority=1 Account=(null) QOS=(null) PreemptEligibleTime=1795984000 PreemptTime=None Partition=main Power=\n"
-        "JobId=8 ArrayJobId=8 Priority=1 QOS=high PreemptTime=1795984100 SuspendTime=None Partition=main,urgent AllocNode:Sid=l:1\n"
+        "JobId=9 ArrayJobId=8 Priority=1 Account=(null) QOS=(null) PreemptEligibleTime=1795984000 PreemptTime=None Partition=main BatchFlag=0 BatchHost=n9 Power=\n"
+        "JobId=8 ArrayJobId=8 Priority=1 QOS=high PreemptTime=1795984100 SuspendTime=None Partition=main,urgent AllocNode:Sid=l:1 BatchFlag=1 BatchHost=n3\n"
     )
-    assert parse_queue(tasks, "8") == QueueRecord(("main", "urgent"), "high", 1795984100.0)
+    assert parse_queue(tasks, "8") == QueueRecord(("main", "urgent"), "high", 1795984100.0, "n3")
     assert parse_queue(tasks, "9") == QueueRecord(("main",))
     assert parse_queue("", "9") == QueueRecord()
     line = "PartitionName=main Default=YES GraceTime=20 Hidden=NO PreemptMode=GANG,REQUEUE State=UP"

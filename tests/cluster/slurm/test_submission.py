@@ -165,6 +165,14 @@ class Site(Slurm):
         return "8;cluster" if argv[0] == "sbatch" else ""
 
 
+def test_a_task_of_an_array_asks_for_itself_alone() -> None:
+    """One of them has the number of the whole array as its own."""
+    assert batch.name_job({"SLURM_JOB_ID": "9"}) == "9"
+    assert (
+        batch.name_job({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}) == "7_2"
+    )
+
+
 class LosesFirstNode(Slurm):
     """Job 7 has ended; the node of its batch script is in the state that a test gives."""
 

@@ -171,7 +171,9 @@ class SlurmCluster:
         """What it means that the supervisor runs in the job's batch script; "" where it does not."""
         if os.environ.get("SLURM_JOB_ID") != self.job:
             return ""
-        host = await self._slurm.find_batch_host(self.job)
+        host = ""
+        with contextlib.suppress(RunError):
+            host = (await self._slurm.read_queue(self.job)).batch_host
         return host and (
             f"the run is supervised on {host}, in the job's batch script. Where its daemon is lost Slurm requeues the job (--requeue); where an "
             f"operator sets {host} down the job ends, and the `unbroken run` that submitted it has it requeued, if it is still there; "

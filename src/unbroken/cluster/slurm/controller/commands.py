@@ -143,15 +143,6 @@ class Slurm:
         """Partitions and QOS of a job, and whether it is preempted."""
         return parse_queue(await self.call("scontrol", "-o", "show", "job", job), job)
 
-    async def find_batch_host(self, job: str) -> str:
-        """The node on which a job's batch script runs; "" for a job without one, and where that cannot be asked."""
-        with contextlib.suppress(RunError):
-            values = dict(
-                w.partition("=")[::2] for w in (await self.call("scontrol", "-o", "show", "job", job)).split()
-            )
-            return values.get("BatchHost", "") if values.get("BatchFlag", "0") != "0" else ""
-        return ""
-
     async def list_partitions(self) -> Mapping[str, PartitionRecord]:
         """All partitions."""
         return parse_partitions(await self.call("scontrol", "-o", "show", "partition"))

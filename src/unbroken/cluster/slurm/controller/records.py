@@ -88,11 +88,12 @@ class JobRecord:
 @dataclass(frozen=True)
 class QueueRecord:
     """What a job that runs may be told before others take its nodes: its partitions, its QOS, and since when it is preempted
-    (seconds since the Unix epoch, None where it is not)."""
+    (seconds since the Unix epoch, None where it is not); and the node of its batch script, "" without one."""
 
     partitions: tuple[str, ...] = ()
     qos: str = ""
     preempted: float | None = None
+    batch_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def parse_queue(text: str, job: str) -> QueueRecord:
     return QueueRecord(
         tuple(p for p in partitions.split(",") if p), "" if qos == "(null)" else qos,
         _seconds(values.get("PreemptTime", "")),
+        values.get("BatchHost", "") if values.get("BatchFlag", "0") != "0" else "",
     )  # fmt: skip
 
 

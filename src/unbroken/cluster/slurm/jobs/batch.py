@@ -1,4 +1,5 @@
 """The program of a batch job that `unbroken run --cluster slurm` has submitted: runs the run, and has it go on in another job.
+A script of the user's own may run it too.
 
     python -m unbroken.cluster.slurm.jobs.batch --requeue auto -- ARGUMENTS OF unbroken run
 
@@ -14,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....errors import RunError, RunInterrupted, UnbrokenError
@@ -113,6 +114,12 @@ def find_excluded(run_dir: Path) -> list[str]:
     return sorted(state.cordoned)
 
 
+def name_job(environ: Mapping[str, str]) -> str:
+    """This job, as commands take it: of an array the one task, since its number may be that of the whole array."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
+
+
 def is_over(run_dir: Path) -> bool:
     """Whether the run has ended by itself: no other job is to go on with it."""
     try:
@@ -133,9 +140,8 @@ def find_run_dir(arguments: Sequence[str]) -> Path:
 
 def read_script() -> str:
     """The script of this job, as Slurm keeps it beside its processes: bash's own copy is the first argument of none."""
-    job = os.environ["SLURM_JOB_ID"]
     done = subprocess.run(
-        ["scontrol", "write", "batch_script", job, "-"],
+        ["scontrol", "write", "batch_script", name_job(os.environ), "-"],
         capture_output=True,
         text=True,
         check=False,
@@ -166,7 +172,7 @@ def main() -> int:
         say("this job ended before a step was made: its time limit leaves no more than is kept for saving. Ask for more: "
             "--cluster slurm,time=...")  # fmt: skip
         return code
-    job = os.environ["SLURM_JOB_ID"]
+    job = name_job(os.environ)
     say(asyncio.run(go_on(job, args.requeue, find_excluded(run_dir), script)))
     return code
 
