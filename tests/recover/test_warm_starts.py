@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from unbroken.progress import RunDir
+from unbroken.recover.node.logs.folder import NodeFolder
+from unbroken.recover.node.ranks.process import LaunchOrder, describe_start
+from unbroken.recover.node.warm.warming import _LAUNCH
 from unbroken.recover.supervise.launch.warm_starts import WarmStarts
 from unbroken.recover.supervise.nodes.node import Node
 
@@ -36,3 +41,24 @@ def test_a_cold_rank_is_told_with_what_became_of_its_agent() -> None:
     assert noted == {"kind": "launched", "attempt": 2, "warm": 1, "cold": {why: 1}}
     assert said == [f"1 of 2 ranks start cold: {why}"]
     assert nodes["b3"].agent_before == "", "said once"
+
+
+def test_a_warm_process_may_become_the_rank_of_the_next_attempt_on_a_gpu_too(tmp_path: Path) -> None:
+    """Whatever an order changes from attempt to attempt has to be among what may change: one more variable of the flight recorder had
+    all ranks with GPUs start cold, and nothing but a measurement said so."""
+
+    def describe(attempt: int, port: int, resume: str, skips: str) -> dict[str, str]:
+        order = LaunchOrder(
+            attempt=attempt, run_id="r", command=("train.py",), cwd="/", ranks={0: 0}, world_size=2, slot=0, slots=2, nproc=1,
+            master_addr=f"10.0.0.{attempt}", master_port=port, restarts=attempt - 1, devices="0", interface="eth0", resume_from=resume,
+            skips=skips,
+        )  # fmt: skip
+        folder = NodeFolder(RunDir(tmp_path), RunDir(tmp_path))
+        start = describe_start(order, 0, 0, folder, "n0", tmp_path / "pages", tmp_path / "keeper.sock")
+        return dict(start.env)
+
+    before, after = describe(1, 29501, "", ""), describe(2, 29502, "/own/step-9", "3:5")
+    changed = {k for k in {**before, **after} if before.get(k) != after.get(k)}
+    assert "TORCH_NCCL_DEBUG_INFO_TEMP_FILE" in changed and "MASTER_PORT" in changed
+    refused = {k for k in changed if k not in _LAUNCH and not k.startswith(("UNBROKEN_", "TORCHELASTIC_"))}
+    assert not refused

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # `typing` would be a module that a cold start has later
 _LAUNCH = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
 )  # fmt: skip
 """With UNBROKEN_* and TORCHELASTIC_*, all that may differ from one attempt to the next."""
 _OF_A_STEP = (b"SLURM_", b"SLURMD_")
