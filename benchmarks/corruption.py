@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -238,10 +239,10 @@ def time_prints(trainer: Trainer) -> dict[str, Any]:
     return out
 
 
-def time_steps(trainer: Trainer, mode: str, steps: int, several: bool) -> dict[str, Any]:
+def time_steps(trainer: Trainer, mode: str, steps: int, several: bool, beside: bool = True) -> dict[str, Any]:
     """Seconds of a step with and without watching, in turns, by the wall clock around work that is waited for. `several`: as each
     of several ranks pays for it, whose prints are taken of every step beside the backward pass, since the reduction (here over a
-    group of this rank alone, with and without watching) overwrites the gradients."""
+    group of this rank alone, with and without watching) overwrites the gradients; `beside` False takes them in the backward pass's own stream."""
     world, buckets = trainer.world, trainer.buckets
     buckets.before_reduce = lambda i, g: None
     recheck = Recheck(world, buckets, exact=mode == "deterministic", say=print, at_once=several)
@@ -249,6 +250,8 @@ def time_steps(trainer: Trainer, mode: str, steps: int, several: bool) -> dict[s
     take = buckets.before_reduce
     if several:
         _join_itself(trainer)
+    if not beside:
+        buckets._beside = nullcontext  # type: ignore[method-assign]
     taken: dict[bool, list[float]] = {True: [], False: []}
     for i in range(2 * steps + 10):
         watched = i % 4 in (0, 3)  # on, off, off, on: what drifts falls on both alike
@@ -406,6 +409,8 @@ def main() -> int:
                 part("cost of digests", time_digests, trainer, timed["step_ms"] / 1e3)
         for mode in ("deterministic", "fast"):
             part(f"cost of a step, {mode}, one of several ranks", time_steps, trainer, mode, args.steps, True)
+        name = "cost of a step, fast, one of several ranks, in line"
+        part(name, time_steps, trainer, "fast", args.steps, True, False)
         del trainer
     if world.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -44,6 +44,7 @@ def test_no_step_of_the_real_curves_is_rolled_back() -> None:
     lambda k: 2.0 if k < 7 else 0.0,
     lambda k: max(0.0, 4.0 * (1 - k / 30)),
     lambda k: 6.0 * 0.5 ** (k / 5),
+    lambda k: min(1.0, (k + 1) / 2) * 3.0 * 0.5 ** (k / 10),
 ])  # fmt: skip
 def test_a_spike_that_heals_is_left_alone(shape: Callable[[int], float]) -> None:
     for seed in range(2):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+from pathlib import Path
 
 import pytest
 
 from unbroken.detect.stragglers import RankWork, SlowCost, SlowFinding, SlowKind, SlowWatch
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 STEPS = 10
 """In a window."""
 
@@ -72,6 +75,25 @@ def test_where_ranks_take_turns_in_being_slow_nobody_is_named(seed: int) -> None
         work = {r: RankWork(0.02 * (1 + off[r]) * draw.gauss(1, 0.02)) for r in w.nodes}
         found = w.observe(k * STEPS, 0.03, work)
         assert found is None or not found.nodes
+
+
+def replay(name: str, kind: str) -> list[SlowFinding]:
+    """What is said of the windows that a run recorded (benchmarks/stragglers.py), two ranks a node."""
+    windows = json.loads((RESULTS / name).read_text())["windows"][kind]
+    w, found = watch(8, 2), []
+    for step, step_s, busy, most in windows:
+        work = {r: RankWork(b, m) for r, (b, m) in enumerate(zip(busy, most, strict=True))}
+        found.append(w.observe(step, step_s, work))
+    return [f for f in found if f is not None and f.nodes]
+
+
+def test_in_what_our_own_runs_recorded_the_slow_rank_is_named_and_nobody_else() -> None:
+    """The second file is of processors that share their cores: ranks differ by half there, so that nobody can be named."""
+    first = replay("stragglers-device-busy-machine.json", "slow")[0]
+    assert first.ranks == (5,) and first.step - 100 <= 100
+    assert not replay("stragglers-device-busy-machine.json", "steady")
+    assert not replay("stragglers-shared-cores.json", "steady")
+    assert not replay("stragglers-shared-cores.json", "slow")
 
 
 def test_a_rank_that_is_slow_for_good_is_named_after_others_were_for_a_while() -> None:

@@ -59,7 +59,7 @@ for epoch in loader.epochs(10):
         run.step(loader.step, loss=loss.item())
         stop = run.should_stop(loader.step)
         done = stop or loader.step >= {STEPS}
-        c.save(loader.step, state, persist=done)
+        c.save(loader.step, state, persist=True if done else None)
         if done:
             break
     if done:

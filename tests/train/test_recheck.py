@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from unbroken.detect.corruption import SuspicionSettings
 from unbroken.errors import SilentCorruption
 from unbroken.train.checks.recheck import Recheck
 from unbroken.train.corpus.tokens import Tokens
@@ -96,6 +97,29 @@ def test_prints_of_every_step_find_the_same_as_prints_when_asked_for(tokens: Tok
     break_steps(lazy, lambda step, made: step == 30 and made == 0, flip)
     with pytest.raises(SilentCorruption, match="the first time differs"):
         steps(lazy, 30)
+
+
+@pytest.mark.parametrize(("audited", "found"), [(40, True), (7, False)])
+def test_several_ranks_find_a_small_flip_where_it_meets_an_audit(
+    tokens: Tokens,  # noqa: F811
+    audited: int,
+    found: bool,
+) -> None:
+    """Digests of all bits are taken of audits and repeats; other steps are asked for their norms alone."""
+    t = trainer(tokens, "--steps", "60", "--clip", "0")
+    t.recheck = Recheck(t.world, t.buckets, exact=True, say=print, at_once=True)
+    t.recheck.suspicion.settings = SuspicionSettings(audit_every=audited, budget=1.0)
+
+    def flip_low(gradients: torch.Tensor) -> None:
+        gradients.view(torch.int32)[5] ^= 1
+
+    break_steps(t, lambda step, made: step == 40 and made == 0, flip_low)
+    steps(t, 39)
+    if found:
+        with pytest.raises(SilentCorruption, match="bit for bit: the first time differs"):
+            steps(t, 1)
+    else:
+        steps(t, 1)
 
 
 def test_watching_changes_no_bit(tokens: Tokens) -> None:  # noqa: F811

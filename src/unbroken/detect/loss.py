@@ -48,7 +48,8 @@ class LossSettings:
     held: int = 3
     """And for so many steps all of this has to hold, with nothing but dips between."""
     healing: float = 0.85
-    """An excess of the last `healing_steps` whose newer half is below this share of the older half is healing, and left alone."""
+    """An excess of the last `healing_steps` whose newer half is below this share of the older half is healing, and left alone;
+    so is one of twice as many steps, once it has lasted so long: near its end the noise hides what twelve steps fall."""
     healing_steps: int = 12
     most_healing: int = 200
     """For so many steps at most."""
@@ -190,9 +191,11 @@ class LossWatch:
             return (
                 None  # one that is good itself declares nothing: it may be the first after a spike, or a dip
             )
-        half = len(recent) // 2
-        older, newer = median(recent[:half]), median(recent[half:])
-        if newer < s.healing * older and step - self._onset < s.most_healing:
+        lasting = self._outs[-2 * s.healing_steps :]
+        healing = _is_falling(recent, s.healing) or (
+            len(lasting) == 2 * s.healing_steps and _is_falling(lasting, s.healing)
+        )
+        if healing and step - self._onset < s.most_healing:
             self._held = 0
             return None
         self._held += 1
@@ -230,6 +233,12 @@ class LossWatch:
             f"{self._best_block:.4g} at best"
         )
         return LossFinding(LossKind.SLOW, Level.SUSPECT, step, self._slow_since, loss, usual, spread, why)
+
+
+def _is_falling(values: Sequence[float], share: float) -> bool:
+    """Whether the median of the newer half is below this share of the older half's."""
+    half = len(values) // 2
+    return median(values[half:]) < share * median(values[:half])
 
 
 def _measure(values: Sequence[float]) -> tuple[float, float]:

@@ -33,15 +33,18 @@ class StepSuspicion:
 
     def judge(self, step: int, norm: float) -> str:
         """Why this step is to be computed again, in words; "" where it is not. To be called once a step."""
-        s = self.settings
         self._steps += 1
         why = self._why(norm)
         if not why:
             self._norms.append(norm)
-            if s.audit_every and step % s.audit_every == 0 and self._may():
+            if self.is_audit(step) and self._may():
                 return "an audit"
             return ""
         return why if self._may() else ""
+
+    def is_audit(self, step: int) -> bool:
+        """Whether this step is computed again whatever its norm is, if the budget allows it."""
+        return self.settings.audit_every > 0 and step % self.settings.audit_every == 0
 
     def note_repeats(self, count: int) -> None:
         """So many computations were made again."""

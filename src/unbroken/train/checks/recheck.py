@@ -37,31 +37,35 @@ class StepNumbers:
 class Prints:
     """This rank's gradients in a few numbers, taken on the device before they are reduced; read only where they are needed.
 
-    Deterministic: one digest a bucket, of all its bits. Else its norm, which moves a little from one time to the next. With
-    one rank nothing overwrites the gradients until they are clipped, so that the numbers are taken only when they are read.
+    The norm of each bucket; under deterministic kernels a digest of all its bits too, which costs more. At once, as several ranks have to, the
+    digests are taken of repeats and where `whole` says so: what makes a step suspicious shows in the norm, which is the same bits each
+    time there. With one rank nothing overwrites the gradients until they are clipped, so that all is taken when it is read.
     """
 
     def __init__(self, buckets: Buckets, *, exact: bool, at_once: bool) -> None:
         self.exact = exact
         device = buckets.scalars.device
-        # In float32: a sum in float64 takes five times as long on a GPU.
-        kind = torch.int64 if exact else torch.float32
+        self.whole = True
         self._buckets = () if at_once else tuple(b.gradients for b in buckets.buckets)
-        self._values = torch.zeros(len(buckets.buckets), dtype=kind, device=device)
+        # In float32: a sum in float64 takes five times as long on a GPU.
+        self._norms = torch.zeros(len(buckets.buckets), dtype=torch.float32, device=device)
+        self._digests = torch.zeros(len(buckets.buckets), dtype=torch.int64, device=device)
+        self._has_digests = False
         if at_once:
             buckets.before_reduce = self._take
 
     def _take(self, i: int, gradients: torch.Tensor) -> None:
-        if self.exact:
-            torch.sum(gradients.view(torch.int64), dim=0, out=self._values[i])
-        else:
-            torch.linalg.vector_norm(gradients, out=self._values[i])
+        torch.linalg.vector_norm(gradients, out=self._norms[i])
+        self._has_digests = self.exact and self.whole
+        if self._has_digests:
+            torch.sum(gradients.view(torch.int64), dim=0, out=self._digests[i])
 
     def read(self) -> list[float]:
-        """Those of the last computation, before its gradients are clipped. Waits for the GPU."""
+        """Those of the last computation, before its gradients are clipped: norms, then digests where they were taken. Waits for the GPU."""
         for i, gradients in enumerate(self._buckets):
             self._take(i, gradients)
-        return self._values.tolist()
+        digests: list[float] = self._digests.tolist() if self._has_digests else []
+        return [*self._norms.tolist(), *digests]
 
 
 class Recheck:
@@ -78,7 +82,8 @@ class Recheck:
         at_once: bool | None = None,
     ) -> None:
         self._world, self._say = world, say
-        self._prints = Prints(buckets, exact=exact, at_once=world.size > 1 if at_once is None else at_once)
+        self._at_once = world.size > 1 if at_once is None else at_once
+        self._prints = Prints(buckets, exact=exact, at_once=self._at_once)
         self.suspicion = StepSuspicion()
         self._noise: tuple[float, ...] | None = None
         self._made = 0
@@ -86,6 +91,12 @@ class Recheck:
     def check(self, step: int, made: StepNumbers, compute: Callable[[], StepNumbers]) -> StepNumbers:
         """The numbers of a step, computed again where its norm is suspicious: `compute` makes the gradients again, on every
         rank. Raises SilentCorruption where this rank did not get the same each time."""
+        try:
+            return self._check(step, made, compute)
+        finally:
+            self._prints.whole = not self._at_once or self.suspicion.is_audit(step + 1)
+
+    def _check(self, step: int, made: StepNumbers, compute: Callable[[], StepNumbers]) -> StepNumbers:
         self._made += 1
         if not self._prints.exact and self._made == _NOISE_AT:
             made = self._measure(compute)
@@ -93,11 +104,13 @@ class Recheck:
         if not why or (not self._prints.exact and self._noise is None):
             return made
         first, repeats, now = self._prints.read(), [], made
+        self._prints.whole = True
         for _ in range(REPEATS):
             now = compute()
             repeats.append(self._prints.read())
         self.suspicion.note_repeats(REPEATS)
-        found = judge_repeats(first, repeats, self._noise)
+        # Of what was not taken the first time only the repeats are compared.
+        found = judge_repeats([*first, *repeats[0][len(first) :]], repeats, self._noise)
         if found.kind is RepeatKind.DIFFERS:
             raise SilentCorruption(
                 found.why, where=f"rank {self._world.rank}, step {step}: {why}",
