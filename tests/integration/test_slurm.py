@@ -282,21 +282,33 @@ def test_an_allocation_that_is_too_small_is_refused_before_anything_starts(
 def test_a_run_submits_itself_is_preempted_requeued_and_goes_on(
     new_run: NewRun, bed: Testbed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job of a higher partition takes its nodes, with 20 s of notice. It has no time limit: Slurm shows no end of it."""
+    """A job of a higher partition takes its nodes, with 20 s of notice. It has no time limit: Slurm shows no end of it. Later the node
+    of its batch script is set down, which ends the job, and nothing but the run that submitted it would have it go on."""
     bed.clear()
     monkeypatch.setenv("SLURM_CONF", bed.environment["SLURM_CONF"])
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=600).start()
+    run = new_run("--nodes", "2", "--spares", "1", "--cluster", "slurm,poll=500ms", steps=300).start()
     wait_for(lambda: run.run_dir.spec.exists() and run.run_dir.steps(1).exists(), "the first step", 90)
     job = bed.call("squeue", "-h", "-p", "main", "-o", "%i")
     nodes = f"-N{len(bed.nodes)}"
     bed.call("sbatch", "-p", "urgent", nodes, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+
+    def trained() -> int:
+        file = run.run_dir.steps(2)
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    wait_for(lambda: trained() > 20, "steps after the preemption", 90)
+    shown = bed.call("scontrol", "-o", "show", "job", job)
+    first = next(w.partition("=")[2] for w in shown.split() if w.startswith("BatchHost="))
+    bed.set_down(first)
     assert run.wait(150) == 0, run.output
-    assert [r["how"] for r in run.journal("ended")] == ["interrupted", "completed"]
+    assert [r["how"] for r in run.journal("ended")][::2] == ["interrupted", "completed"]
     for said in (
         f"submitted as job {job}",
         f"job {job} is requeued and goes on",
-        "the run is completed at step 600",
+        f"the run is supervised on {first}, in the job's batch script",
+        f"job {job} ended with {first}, the node of its batch script",
+        "the run is completed at step 300",
     ):
         assert said in run.output, run.output
-    assert "Restarts=1" in bed.call("scontrol", "-o", "show", "job", job)
+    assert "Restarts=2" in bed.call("scontrol", "-o", "show", "job", job)
