@@ -63,6 +63,12 @@ def test_a_tokenizer_that_does_not_match(tmp_path: Path) -> None:
     assert "--vocab 400" in (e.value.hint or "")
 
 
+def test_a_tokenizer_for_plain_text_is_told_where_it_belongs() -> None:
+    with pytest.raises(UsageError, match="is for --task sft and dpo") as e:
+        parse(["--tokenizer", "somewhere"])
+    assert "unbroken train tokenize" in (e.value.hint or "")
+
+
 def test_data_that_changed_since_the_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()

@@ -106,6 +106,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         _positive(self, "seq", "global_batch", "beta")
         _one_of(self, "task")
+        if self.task == "text" and self.tokenizer != "bytes":
+            raise UsageError(
+                f"--tokenizer {self.tokenizer} is for --task sft and dpo",
+                hint="Make tokens of a text first: unbroken train tokenize TEXT --out FOLDER --tokenizer ..., then --data FOLDER/tokens.ds",
+            )
         if self.micro_batch < 0:
             raise UsageError(f"--micro-batch {self.micro_batch} is negative")
         _ = self.skips
