@@ -370,7 +370,9 @@ def card(world: World) -> dict[str, Any]:
         return {"gpu": None}
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
     told = subprocess.run(asked, capture_output=True, text=True, check=False)
-    return {"gpu": torch.cuda.get_device_name(), "driver": told.stdout.strip() or None}
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    index = seen if seen.isdigit() else "0"  # NVML counts all GPUs of the machine
+    return {"gpu": torch.cuda.get_device_name(), "gpu_index": index, "driver": told.stdout.strip() or None}
 
 
 def commit() -> str | None:
@@ -392,7 +394,7 @@ def table(rows: list[dict[str, Any]]) -> None:
             if "step_s" not in r:
                 print(name, "out of memory")
                 continue
-            activity = next(iter((r["activity"] or {}).values()), {})
+            activity = (r["activity"] or {}).get(r.get("gpu_index", "0"), {})
             said = " ".join(f"{k.split('_')[0]} {activity[k]:.0f}" for k in ("sm_active_pct", "tensor_active_pct", "dram_active_pct", "gpu_power_w") if k in activity)  # fmt: skip
             if "over_fsdp2" in r:
                 print(f"   in turns: {r['over_fsdp2']:.4f} +- {r['half']:.4f} x FSDP2's")
