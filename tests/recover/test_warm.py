@@ -22,6 +22,7 @@ from unbroken.cluster.holding.apart import Apart, Container
 from unbroken.cluster.holding.descent import Marks, Parents
 from unbroken.cluster.holding.processes import end, marked, still_there
 from unbroken.private import private_folder
+from unbroken.recover.node.ranks.flight import record_flight
 from unbroken.recover.node.ranks.process import as_a_rank, run_cold
 from unbroken.recover.node.warm.imports import can_record, check_lines, find_own_folder, read_imports
 from unbroken.recover.node.warm.pool import WarmPool
@@ -85,11 +86,11 @@ class Ranks:
             await asyncio.sleep(0.005)
         return int(code)
 
-    async def cold(self, attempt: int = 1) -> int:
-        return await self.wait(run_cold(self.pool.record(0, self.start(attempt)), "n0", self.owner))
+    async def cold(self, attempt: int = 1, **env: str) -> int:
+        return await self.wait(run_cold(self.pool.record(0, self.start(attempt, **env)), "n0", self.owner))
 
-    async def make_ready(self, attempt: int = 1) -> None:
-        self.pool.prepare({0: self.start(attempt)})
+    async def make_ready(self, attempt: int = 1, **env: str) -> None:
+        self.pool.prepare({0: self.start(attempt, **env)})
         assert self.pool._preparing is not None
         await self.pool._preparing
 
@@ -324,6 +325,22 @@ def test_a_variable_that_was_read_may_not_be_another_one(ranks: Ranks) -> None:
     assert "MASTER_PORT is another one now, and was read when reader was imported" in str(
         asyncio.run(ranks.both())
     )
+
+
+def test_where_the_flight_recorder_dumps_is_of_each_attempt_and_keeps_nobody_cold(ranks: Ranks) -> None:
+    """A rank with GPUs has it, and a dump of one attempt may not lie where the next one's does."""
+    pages = ranks.packages
+    first, second = (record_flight(pages / f"attempt-{n}" / "rank.log", pages, n) for n in (1, 2))
+    ranks.package("good", "import decimal")
+    ranks.script("import good, colorsys, os\nprint(os.environ['TORCH_NCCL_DEBUG_INFO_TEMP_FILE'])")
+
+    async def run() -> int | str:
+        await ranks.cold(**first)
+        await ranks.make_ready(**first)
+        return await ranks.warm(**second)
+
+    assert asyncio.run(run()) == 0
+    assert ranks.log(2) == second["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] + "\n" != ranks.log(1)
 
 
 def test_another_environment_starts_cold(ranks: Ranks) -> None:

@@ -21,7 +21,8 @@ _LAUNCH = (
     "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
 )  # fmt: skip
-"""With UNBROKEN_* and TORCHELASTIC_*, all that may differ from one attempt to the next."""
+"""With UNBROKEN_* and TORCHELASTIC_*, all that may differ from one attempt to the next. PyTorch reads where the flight recorder dumps
+as it makes the first process group, which a warm process has not."""
 _OF_A_STEP = (b"SLURM_", b"SLURMD_")
 _WHILE_IMPORTING = {"TORCH_WARM_POOL": "0"}
 """In a warm process: inductor would start its pool of compile workers with the import. The first compilation does."""
