@@ -86,7 +86,7 @@ class WarmPool:
 
     def expect(self, after_s: float) -> None:
         """An attempt begins: what was in the way before says nothing of the next one."""
-        self._why = f"the attempt before ended less than {after_s:g} s after its first step, when they are made (--warm-after)"
+        self._why = f"the attempt before ended sooner than they are made, {after_s:g} s after its first step (--warm-after)"
 
     def prepare(
         self, starts: Mapping[int, RankStart], imports: Mapping[int, list[str]] | None = None
