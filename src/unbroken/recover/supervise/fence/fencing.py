@@ -97,9 +97,8 @@ class Fencing:
             await asyncio.wait({fencing}, timeout=_AFTER_STOP_S)
         if not fencing.done():
             fencing.cancel()
-            return EndedProcesses(
-                proven=False, why=f"{name} was not fenced before the run was asked to stop"
-            ), ""
+            until = "before the run was asked to stop" if self._stop else "by the end of its lease"
+            return EndedProcesses(proven=False, why=f"{name} was not fenced {until}"), ""
         return fencing.result()
 
     def _find_lease_left(self, name: str) -> float:
