@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler, Sequent
 from unbroken.data import BatchRecord, Journal, LengthGrouped, Loader, Mixture, Packed, journal, wrap
 from unbroken.data.position import normalize, subtract
 from unbroken.errors import InputError, UnsaveableState, UsageError
+from unbroken.progress import PageReader, Run
+from unbroken.progress import page as layout
 
 
 class Numbers(Dataset[int]):
@@ -770,3 +773,23 @@ def test_moving_on_leaves_the_loader_where_it_had_been_with_so_many_batches_more
             if len(found) == 2:
                 loader.move_on(batches)
     assert len(undisturbed) == 30 and found == undisturbed[:2] + undisturbed[2 + batches :]
+
+
+def test_how_long_a_rank_waits_for_its_data_is_told_to_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, i: int) -> int:
+            time.sleep(0.005)
+            return i
+
+    path = tmp_path / "p" / "rank-0.page"
+    layout.create(path, rank=0, attempt=1)
+    run = Run(path)
+    monkeypatch.setattr("unbroken.data.loading.loader.attach", lambda: run)
+    assert len(list(wrap(DataLoader(Slow(), batch_size=2)))) == 4
+    waited = PageReader(path).read().data_s
+    assert waited is not None and 8 * 0.005 <= waited < 5.0

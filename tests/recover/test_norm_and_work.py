@@ -115,14 +115,50 @@ def test_a_pipeline_stage_with_more_work_is_told_as_such_and_no_node_of_it(tmp_p
     assert follower.finding[0].kind is SlowKind.STAGE and "stage 2" in follower.finding[0].why
 
 
+def test_ranks_that_wait_for_their_data_name_the_storage_and_no_node(tmp_path: Path) -> None:
+    path = tmp_path / "p" / "rank-0.page"
+    layout.create(path, rank=0, attempt=1)
+    run, reader, report = Run(path), PageReader(path), ProgressReport()
+    assert reader.read().data_s is None
+    run.add_data_wait(0.5)
+    run.add_data_wait(1.5)
+    assert reader.read().data_s == 2.0
+    meter = WorkMeter(os.getpid(), on_processor=False)
+    meter.take(0, [], 0.0, 0, 1.0)
+    records = [StepRecord(s, 0, 1.0, 0.0, busy=0.3) for s in range(10)]
+    window = meter.take(10, records, 5.0, 0, reader.read().data_s)
+    assert window is not None and window.data == pytest.approx(0.1)
+    report.add(
+        0, {"count": 10, "phase": 2, "source": "page", "total": None, "steps": [[9, "0x1p0", 0, 1.0]]}, [0]
+    )
+    report.add_work(0, window)
+    sent = report.take()
+    assert sent is not None and sent["work"] == [[0, 9, 10, 0.5, 0.3, 0.3, 0, 0.1]]
+    follower = WorkFollower({r: f"n{r // 2}" for r in range(8)})
+    for step in range(10, 300, 10):
+        slow = step > 120
+        follower.take(
+            [[r, step, 10, 1.5 if slow else 1.0, 0.5, None, 0, 0.5 if slow else 0.01] for r in range(8)]
+        )
+    assert follower.finding is not None and follower.finding[0].kind is SlowKind.STORAGE
+
+
 @pytest.mark.parametrize(
     "row", [[], [0] * 5, [9, 1, 10, 1.0, 1.0, None], [0, 1, 0, 1.0, 1.0, None], [0, 1, 10, -1.0, 1.0, None],
             [0, 1, 10, 1.0, "x", None], [0, 1, 10, 1.0, 1.0, float("nan")],
-            [0, 1, 10, 1.0, 1.0, None, -1], [0, 1, 10, 1.0, 1.0, None, 1, 1]],
+            [0, 1, 10, 1.0, 1.0, None, -1], [0, 1, 10, 1.0, 1.0, None, 1, -1.0],
+            [0, 1, 10, 1.0, 1.0, None, 1, 1.0, 1]],
 )  # fmt: skip
 def test_work_that_makes_no_sense_is_refused(row: list[Any]) -> None:
     message = {"op": "progress", "attempt": 1, "sent": 1.0, "groups": [], "steps": {}, "work": [row]}
     with pytest.raises(Malformed):
         check(message, 8)
-    good = {**message, "work": [[0, 1, 10, 1.0, 1.0, None], [1, 1, 10, 1.0, 1.0, None, 3]]}
+    good = {
+        **message,
+        "work": [
+            [0, 1, 10, 1.0, 1.0, None],
+            [1, 1, 10, 1.0, 1.0, None, 3],
+            [1, 1, 10, 1.0, 1.0, None, 0, 0.5],
+        ],
+    }
     assert check(good, 8) is good

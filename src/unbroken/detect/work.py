@@ -21,7 +21,7 @@ LEAST_STEPS, LEAST_S = 10, 1.0
 @dataclass(frozen=True)
 class WorkWindow:
     """`steps` steps that ended with `step`, in seconds a step: `wall` between its ends, `busy` at work, `peak` the work of the worst step (None where it is not known). Ranks
-    with the same `peers` do the same work."""
+    with the same `peers` do the same work; `data` it waited for its data (None where it is not known)."""
 
     step: int
     steps: int
@@ -29,6 +29,7 @@ class WorkWindow:
     busy: float
     peak: float | None = None
     peers: int = 0
+    data: float | None = None
 
 
 class WorkMeter:
@@ -38,29 +39,38 @@ class WorkMeter:
         """`on_processor` is False for ranks with a GPU."""
         self._pid, self._on_processor = pid, on_processor
         self._count, self._at, self._used = 0, 0.0, 0.0
+        self._data_s: float | None = None
         self._begun = False
         self._reported: list[float | None] = []
 
     def take(
-        self, count: int, records: Sequence[StepRecord], now: float, peers: int = 0
+        self,
+        count: int,
+        records: Sequence[StepRecord],
+        now: float,
+        peers: int = 0,
+        data_s: float | None = None,
     ) -> WorkWindow | None:
-        """The window that is over, if one is: `count` steps were made so far, `records` are the newest of them."""
+        """The window that is over, if one is: `count` steps were made so far, `records` are the newest of them, and it has waited `data_s`
+        for data so far."""
         self._reported += [r.busy for r in records]
         steps, wall = count - self._count, now - self._at
         if self._begun and (steps < LEAST_STEPS or wall < LEAST_S):
             return None
         before, self._used = self._used, read_used(self._pid) if self._on_processor else 0.0
+        waited, self._data_s = self._data_s, data_s
         reported, self._reported = self._reported, []
         begun, self._begun = self._begun, True
         self._count, self._at = count, now
         last = records[-1].step if records else -1
         if not begun or last < 0:
             return None
+        data = None if data_s is None else max(0.0, data_s - (waited or 0.0)) / steps
         given = [b for b in reported if b is not None]
         if reported and len(given) == len(reported):
-            return WorkWindow(last, steps, wall / steps, sum(given) / len(given), max(given), peers)
+            return WorkWindow(last, steps, wall / steps, sum(given) / len(given), max(given), peers, data)
         busy = max(0.0, self._used - before) / steps
-        return WorkWindow(last, steps, wall / steps, busy, None, peers) if busy > 0 else None
+        return WorkWindow(last, steps, wall / steps, busy, None, peers, data) if busy > 0 else None
 
 
 def read_used(pid: int) -> float:

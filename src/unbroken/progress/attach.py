@@ -46,6 +46,7 @@ class Run:
             return
         self._map = _page.open_map(page)
         view = memoryview(self._map)
+        self._data = view[_page.DATA_AT : _page.DATA_AT + 8].cast("d")
         self._state = view[_page.STATE_AT : _page.STATE_AT + 16].cast("Q")
         self._since = view[_page.STATE_AT + 16 : _page.STATE_AT + 24].cast("d")
         self._expired_at = view[_page.STATE_AT + 24 : _page.STATE_AT + 32].cast("d")
@@ -110,6 +111,12 @@ class Run:
             )
         if self.active:
             self._peers[0] = group
+
+    def add_data_wait(self, seconds: float) -> None:
+        """Says that this rank has waited so long for its data: what tells a slow storage from a slow node. Loaders of `unbroken.data`
+        do it by themselves."""
+        if self.active:
+            self._data[0] += seconds
 
     def phase(self, name: str) -> _PhaseScope:
         """Enters a phase: starting, compiling, training, evaluating, checkpointing or stopping.

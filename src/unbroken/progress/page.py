@@ -6,8 +6,8 @@ It lies in the node's own memory (`/dev/shm` or the node's scratch folder), neve
 
 Layout, little-endian, frozen (a change raises VERSION):
 
-    0    header   8s magic, u32 version, u32 rank, u64 attempt, u64 pid, i64 total steps (-1 unknown), u64 peers (0 all; older writers
-                  leave it so)
+    0    header   8s magic, u32 version, u32 rank, u64 attempt, u64 pid, i64 total steps (-1 unknown), u64 peers (0 all),
+                  f64 seconds that it waited for data so far (0 unknown; older writers leave both so)
     64   state    u64 count of ring records, u64 phase, f64 time of the phase's start,
                   f64 time of the step at which the rank found its lease expired (0 never)
     128  control  f64 lease until, i64 stop at step (-1 none), u64 epoch           written by the agent
@@ -37,8 +37,8 @@ HEADER = struct.Struct("<8sIIQQq")
 STATE = struct.Struct("<QQdd")
 CONTROL = struct.Struct("<dqQ")
 RECORD = struct.Struct("<QqqddddQ")
-PEERS = struct.Struct("<Q")
-PEERS_AT, STATE_AT, CONTROL_AT = 40, 64, 128
+SHARED = struct.Struct("<Qd")
+PEERS_AT, DATA_AT, STATE_AT, CONTROL_AT = 40, 48, 64, 128
 SIZE = RING_AT + RING * RECORD.size
 NO_STOP = -1
 _UNKNOWN_TOTAL = -1
@@ -73,7 +73,7 @@ class StepRecord:
 @dataclass(frozen=True)
 class Progress:
     """What a page says at one moment. `last` is the newest completed step, None before the first; ranks with the same `peers` do the same
-    work."""
+    work; `data_s` are the seconds that it waited for data so far, None where it does not say."""
 
     rank: int
     attempt: int
@@ -84,6 +84,7 @@ class Progress:
     count: int
     last: StepRecord | None
     peers: int = 0
+    data_s: float | None = None
 
 
 def create(path: Path, *, rank: int, attempt: int) -> None:
@@ -129,6 +130,7 @@ class PageReader:
         _, _, rank, attempt, pid, total = HEADER.unpack_from(self._page, 0)
         count, phase, since, _ = STATE.unpack_from(self._page, STATE_AT)
         last = self._record(count) if count else None
+        peers, data_s = SHARED.unpack_from(self._page, PEERS_AT)
         return Progress(
             rank=rank,
             attempt=attempt,
@@ -138,7 +140,8 @@ class PageReader:
             phase_since=since,
             count=count,
             last=last,
-            peers=PEERS.unpack_from(self._page, PEERS_AT)[0],
+            peers=peers,
+            data_s=data_s or None,
         )
 
     def take(self) -> list[StepRecord]:

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +90,9 @@ class Trainer:
         c, w, b = self.config, self.world, self.buckets
         indices, self.position = self.position.take(c.data.global_batch)
         mine = [self.order[indices[i]] for i in w.share(c.data.global_batch)]
+        began = monotonic()
         batch = self._batch(mine)
+        self.run.add_data_wait(monotonic() - began)
         parts = _parts(len(mine), c.data.micro_batch)
         put_generators_back = keep_generators(self.recheck is not None and c.model.dropout > 0)
 

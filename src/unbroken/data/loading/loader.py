@@ -19,6 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, cast
 
 import torch
@@ -309,7 +310,7 @@ class Loader(CountingLoader):
         self._requests.source = self._ask(pending)
         self._seed_iterator()
         steps, record = self._steps, self._on_batch
-        for data in self._fetched():
+        for data in _count_waiting(self._fetched()):
             self._check_turn(turn)
             share = pending.popleft()
             if type(share) is Probe:
@@ -413,6 +414,19 @@ class _Begin:
 
 
 _SAME_DATA = "Resume with the same dataset, order and seed, or start a new run"
+
+
+def _count_waiting(items: Iterable[Any]) -> Iterator[Any]:
+    """The same, and says to the run how long each was waited for."""
+    run, left = attach(), iter(items)
+    while True:
+        began = monotonic()
+        try:
+            item = next(left)
+        except StopIteration:
+            return
+        run.add_data_wait(monotonic() - began)
+        yield item
 
 
 def _as_it_is(batch: Any) -> Any:

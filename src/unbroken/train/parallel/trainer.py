@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic
 from typing import Any
 
 import torch
@@ -103,7 +104,9 @@ class PlanTrainer:
         indices, self.position = self.position.take(self.config.data.global_batch)
         chosen = [self.order[i] for i in indices]
         self.loss.total = self.samples.weight(chosen)
+        began = monotonic()
         rows = self._rows(chosen)
+        self.run.add_data_wait(monotonic() - began)
         with self.loss.scope():
             total = self._forward_and_backward(*(self._to_device(r) for r in rows))
         self.zero.finish()

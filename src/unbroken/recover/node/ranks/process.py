@@ -246,7 +246,9 @@ class RankProcess:
                 # What looks like a step is not believed before it has advanced a few times.
                 records, source = [], "idle"
                 self._watch_cpu(now)
-        elif (window := self._meter.take(progress.count, records, now, progress.peers)) is not None:
+        elif (
+            window := self._meter.take(progress.count, records, now, progress.peers, progress.data_s)
+        ) is not None:
             self.work = window
         count = {"page": progress.count, "log": self._log.count, "idle": self._busy_count}[source]
         phase = progress.phase

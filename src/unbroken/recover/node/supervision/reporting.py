@@ -46,8 +46,9 @@ class ProgressReport:
         """Takes what a rank worked in a window of its steps."""
         row = (w.wall, w.busy, w.peak)
         seconds = [None if x is None else round(x, 7) for x in row]
-        # An older supervisor refuses what it does not know: whoever has no peers of its own does not name them.
-        self._work.append([rank, w.step, w.steps, *seconds, *([w.peers] if w.peers else [])])
+        # An older supervisor refuses what it does not know: what is not there is not named.
+        more = [w.peers] if w.data is None else [w.peers, round(w.data, 7)]
+        self._work.append([rank, w.step, w.steps, *seconds, *(more if any(more) else [])])
 
     def take(self) -> Message | None:
         """The fields of a `progress` message, and starts afresh; None where there is no news."""

@@ -21,7 +21,7 @@ class WorkFollower:
         self.finding: tuple[SlowFinding, int] | None = None
 
     def take(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Takes an agent's rows `[rank, step, steps, wall, busy, peak, peers]`, the last left out where it is 0; a window is judged once all ranks have told one."""
+        """Takes an agent's rows `[rank, step, steps, wall, busy, peak, peers, data]`, of which the last two may be left out; a window is judged once all ranks have told one."""
         for rank, *window in rows:
             self._news[rank] = WorkWindow(*window)
         if not self._ranks <= self._news.keys():
@@ -30,6 +30,8 @@ class WorkFollower:
         self._peers.update({r: str(w.peers) for r, w in news.items() if w.peers or r in self._peers})
         step, steps = min(w.step for w in news.values()), min(w.steps for w in news.values())
         step_s = median(w.wall for w in news.values())
-        found = self._watch.observe(step, step_s, {r: RankWork(w.busy, w.peak) for r, w in news.items()})
+        found = self._watch.observe(
+            step, step_s, {r: RankWork(w.busy, w.peak, w.data) for r, w in news.items()}
+        )
         if found is not None:
             self.finding = (found, steps)

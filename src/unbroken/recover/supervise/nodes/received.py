@@ -151,19 +151,21 @@ def _groups(m: Message, world_size: int) -> None:
 
 
 def _work(rows: Any, world_size: int) -> None:
-    """Rows `[rank, step, steps, wall, busy, peak]`, the last three in seconds; then `peers`, where it is not 0."""
+    """Rows `[rank, step, steps, wall, busy, peak]`, the last three in seconds; then, where they are known, `peers` and `data`, in seconds."""
     if not isinstance(rows, list):
         raise Malformed("'work' is no list")
     for row in rows:
-        if not isinstance(row, list) or len(row) not in (6, 7):
-            raise Malformed("a row of 'work' is no list of six or seven")
+        if not isinstance(row, list) or not 6 <= len(row) <= 8:
+            raise Malformed("a row of 'work' is no list of six to eight")
         whole(row[0], "rank", 0, world_size - 1)
         whole(row[1], "step", -_MOST, _MOST)
         whole(row[2], "steps", 1, _MOST)
         for value in (*row[3:5], *([] if row[5] is None else [row[5]])):
             number(value, "seconds of work", 0.0, _LATEST)
-        if len(row) == 7:
+        if len(row) > 6:
             whole(row[6], "peers", 0, _MOST)
+        if len(row) > 7:
+            number(row[7], "seconds of waiting for data", 0.0, _LATEST)
 
 
 def _news(news: Message) -> None:
