@@ -20,6 +20,7 @@ from unbroken.testing.faults import RunFaults
 from unbroken.train.config import ModelConfig
 from unbroken.train.corpus.samples import ArrayCorpus, PackedSamples
 from unbroken.train.model import Block
+from unbroken.train.parallel.loss import NextToken
 from unbroken.train.parallel.stage import Stage, fill_buffers
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "own_training.py"
@@ -75,13 +76,20 @@ class Spare(Block):
         self.spare = nn.Parameter(torch.empty(3))
 
 
+class Twice(NextToken):
+    """Another loss."""
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 2 * super().__call__(logits, targets)
+
+
 class WithSpares(Stage):
     def block(self, c: ModelConfig) -> nn.Module:
         return Spare(c)
 
 
 @pytest.mark.slow
-def test_a_parameter_that_is_not_used_does_not_keep_its_block_from_learning(tmp_path: Path) -> None:
+def test_another_loss_and_a_parameter_that_is_not_used(tmp_path: Path) -> None:
     from unbroken.progress import attach
     from unbroken.train.config import parse
     from unbroken.train.parallel.trainer import build
@@ -94,8 +102,17 @@ def test_a_parameter_that_is_not_used_does_not_keep_its_block_from_learning(tmp_
     trainer = build(
         config, World(0, 1, 0, torch.device("cpu"), "none"), attach(), data, make_stage=WithSpares
     )
+    twice = build(
+        config,
+        World(0, 1, 0, torch.device("cpu"), "none"),
+        attach(),
+        data,
+        make_stage=WithSpares,
+        make_loss=Twice,
+    )
     before = {n: w.detach().clone() for n, w in trainer.zero.weights.items()}
     losses = [trainer.train_step(lambda: None, False)[0] for _ in range(10)]
+    assert twice.train_step(lambda: None, False)[0] == pytest.approx(2 * losses[0])
     moved = {n for n, w in trainer.zero.weights.items() if not torch.equal(w, before[n])}
     assert moved == before.keys() - {"blocks.0.spare"} and losses[-1] < losses[0]
 

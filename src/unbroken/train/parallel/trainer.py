@@ -38,10 +38,13 @@ from .zero.units import Zero
 MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimConfig], torch.optim.Optimizer]
 """(weights to decay, others, configuration) -> an optimizer of torch that treats each element by itself."""
 
+MakeLoss = Callable[..., NextToken]
+"""(mesh of the ranks that share matrices, compile=...) -> the loss: `NextToken`, or a subclass of yours."""
+
 
 @dataclass
 class PlanTrainer:
-    """One rank of a plan. Whoever wants another loss, optimizer or schedule puts theirs in its field."""
+    """One rank of a plan. Whoever wants another learning rate or order of the data puts theirs in its field."""
 
     config: TrainConfig
     world: World
@@ -226,8 +229,9 @@ def build(
     *,
     make_optimizer: MakeOptimizer = adamw,
     make_stage: MakeStage = Stage,
+    make_loss: MakeLoss = NextToken,
 ) -> PlanTrainer:
-    """A rank at step 0, of a model, optimizer and data (`Tokens`, or any `TrainingCorpus` with `samples`) of your own where they are given.
+    """A rank at step 0, of a model, loss, optimizer and data (`Tokens`, or any `TrainingCorpus` with `samples`) of your own where they are given.
 
     Raises UsageError, with the legal values, for a plan that does not fit; InputError for the text.
     """
@@ -276,7 +280,7 @@ def build(
     if plan.compile and low and isinstance(optimizer, torch.optim.AdamW) and OnePass.can(optimizer):
         zero.one_pass = OnePass(optimizer)
     loss = (
-        NextToken(mesh.tensor, compile=plan.compile)
+        make_loss(mesh.tensor, compile=plan.compile)
         if c.task != "dpo"
         else _preference(mesh, c.beta, stages[0], samples)
     )
