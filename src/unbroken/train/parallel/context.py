@@ -12,12 +12,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
+from torch.distributed import _functional_collectives as collectives
 from torch.nn.attention.bias import causal_lower_right
 
 from ...errors import UsageError
 from ..model import Attention, attend
 from .stage import Stage
+
+# torch 2.13 gave it another name; the old one warns.
+_all_gather = (
+    getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
+)
 
 
 def positions(seq: int, index: int, size: int) -> Tensor:
@@ -65,7 +70,7 @@ class _GatheredAttention:
         return torch.cat(outs, 2)
 
     def _whole(self, z: Tensor) -> Tensor:
-        gathered = all_gather_tensor_autograd(z.contiguous(), 2, self._group)
+        gathered = _all_gather(z.contiguous(), 2, self._group)
         chunks = gathered.chunk(2 * self._size, 2)
         return torch.cat([chunks[i] for i in self._natural], 2)
 
