@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +11,11 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
+from unbroken.progress import attach  # noqa: E402
 from unbroken.train.checks.busy import BusyTime  # noqa: E402
+from unbroken.train.config import parse  # noqa: E402
+from unbroken.train.training import open_corpus, open_training  # noqa: E402
+from unbroken.train.world import start_world  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -41,3 +46,19 @@ def test_what_is_launched_inside_counts_and_what_waits_after_it_does_not() -> No
     torch.cuda.synchronize()
     assert busy.take() == pytest.approx(usual, rel=0.3)
     assert busy.take() != busy.take(), "nothing since: not a number"
+
+
+@pytest.mark.parametrize("engine", ["reference", "plan"])
+def test_trainers_tell_a_part_of_their_step(engine: str, tmp_path: Path) -> None:
+    words = ["--dim", "512", "--layers", "4", "--heads", "4", "--kv-heads", "4", "--hidden", "1024", "--seq", "256", "--global-batch", "8",
+             "--cache", str(tmp_path), *(["--engine", "plan"] if engine == "plan" else [])]  # fmt: skip
+    config = parse(words)
+    trainer = open_training(config, start_world(config.run), attach(), open_corpus(config))
+    took = 0.0
+    for _ in range(5):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        trainer.train_step(lambda: None, False)
+        torch.cuda.synchronize()
+        took = time.perf_counter() - began
+    assert 0.2 * took < trainer.busy < took

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ...progress import Run
+from ..checks.busy import BusyTime
 from ..config import OptimConfig, TrainConfig, learning_rate
 from ..corpus.mixture import MixedOrder, TokenMixture
 from ..corpus.order import SampleOrder, SamplePosition
@@ -64,7 +65,13 @@ class PlanTrainer:
     rate: Callable[[OptimConfig, int, int], float] = learning_rate
     step: int = 0
     busy: float = math.nan
-    """Not known: its forward pass waits for the other ranks' new parameters."""
+    """Seconds that this rank's GPU worked on the last step's gradients; NaN without a GPU, and where its passes wait for other
+    ranks inside: parameters, optimizer state or sequences that are shared, stages."""
+
+    def __post_init__(self) -> None:
+        layout = self.mesh.layout
+        waits = layout.storage[0] > 1 or max(layout.storage[2:]) > 1 or layout.context > 1
+        self._busy = BusyTime(torch.device("cpu") if waits else self.world.device)
 
     @property
     def parameter_count(self) -> int:
@@ -110,7 +117,7 @@ class PlanTrainer:
         began = monotonic()
         rows = self._rows(chosen)
         self.run.add_data_wait(monotonic() - began)
-        with self.loss.scope():
+        with self.loss.scope(), self._busy:
             total = self._forward_and_backward(*(self._to_device(r) for r in rows))
         self.zero.finish()
         norm = self.zero.clip(self.config.optim.clip)
@@ -125,6 +132,7 @@ class PlanTrainer:
         self.step += 1
         # Read only now: while the device updates, the next step's rows are made and its kernels launched.
         mean, stop_flag, size = agreed()
+        self.busy = self._busy.take()
         return (
             mean,
             torch.tensor(size, dtype=torch.float64),
