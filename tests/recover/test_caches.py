@@ -104,6 +104,14 @@ def test_nothing_is_written_outside_of_the_caches(tmp_path: Path, name: str) -> 
     assert not read(tmp_path)
 
 
+def test_a_user_without_a_name_has_caches_where_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000720000")
+
+    monkeypatch.setattr("getpass.getuser", refuse)
+    assert find_folders({"TORCHINDUCTOR_CACHE_DIR": "/c"}) == [Path("/c")] and len(find_folders({})) == 1
+
+
 def test_pieces_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     caches = CompileCaches(environment(tmp_path))
     for offset, total, data in ((0, 3, "AAAA"), (5, 10, "AAAA"), (0, 3, "\u00e9")):

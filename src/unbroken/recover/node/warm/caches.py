@@ -39,7 +39,10 @@ def is_compiled(imports: object) -> bool:
 
 def find_folders(env: Mapping[str, str]) -> list[Path]:
     """Where ranks with this environment keep what they compile."""
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
     default = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
     found = [Path(env.get("TORCHINDUCTOR_CACHE_DIR") or default)]
     if triton := env.get("TRITON_CACHE_DIR"):
