@@ -2,7 +2,8 @@
 
 Where they lie is torch's business (torch/_inductor/runtime/cache_dir_utils.py: TORCHINDUCTOR_CACHE_DIR, else torchinductor_USER in the
 temporary folder, with Triton's in it unless TRITON_CACHE_DIR is set). What an agent has is packed newest first up to a limit, sent in
-pieces, and written beside what a spare has: no file there is replaced.
+pieces, and written beside what a spare has: no file there is replaced. So a half-written one must not be carried: compilers write
+libraries in place, and what is found under its key is never compiled again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import tarfile
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -27,6 +29,8 @@ from ...wire import LOG_BYTES, Message
 _log = logging.getLogger("unbroken.agent")
 LIMIT = 256 << 20
 """Bytes of files: those of a model of billions of parameters are tens of megabytes. Older files than these are left out."""
+SETTLED_S = 10.0
+"""Files that were written within so many seconds are left out: their writer may not be done."""
 _COMPILER = "torch._inductor"
 _PASSED_OVER = re.compile(r"(^|/)(locks|tmp[^/]*|\.[^/]*)(/|$)|\.(lock|aside|tmp)$")
 
@@ -40,26 +44,31 @@ def is_compiled(imports: object) -> bool:
 def find_folders(env: Mapping[str, str]) -> list[Path]:
     """Where ranks with this environment keep what they compile."""
     try:
-        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    except (KeyError, OSError):  # a container's user without a name
-        user = str(os.getuid())
-    default = os.path.join(tempfile.gettempdir(), f"torchinductor_{user}")
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name: as torch has it
+        user = f"uid_{os.getuid()}"
+    name = re.sub(r'[\\/:*?"<>|]', "_", user)
+    default = os.path.join(tempfile.gettempdir(), f"torchinductor_{name}")
     found = [Path(env.get("TORCHINDUCTOR_CACHE_DIR") or default)]
     if triton := env.get("TRITON_CACHE_DIR"):
         found.append(Path(triton))
     return found
 
 
-def pack(folders: Sequence[Path], into: IO[bytes], limit: int = LIMIT) -> None:
-    """Writes the files of these folders as one archive, the newest ones that fit into `limit`. Raises OSError."""
-    files = []
+def pack(folders: Sequence[Path], into: IO[bytes], limit: int = LIMIT, settled_s: float = SETTLED_S) -> None:
+    """Writes the files of these folders as one archive, the newest ones that fit into `limit`; nothing where there are none.
+    Raises OSError."""
+    files, until = [], time.time() - settled_s
     for number, folder in enumerate(folders):
         for path in folder.rglob("*") if folder.is_dir() else ():
             name = path.relative_to(folder).as_posix()
             if not _PASSED_OVER.search(name) and path.is_file() and not path.is_symlink():
                 status = path.stat()
-                files.append((status.st_mtime, status.st_size, f"{number}/{name}", path))
+                if status.st_mtime <= until:
+                    files.append((status.st_mtime, status.st_size, f"{number}/{name}", path))
     left = limit
+    if not files:
+        return
     with tarfile.open(fileobj=into, mode="w:gz", compresslevel=1) as archive:
         for _, size, name, path in sorted(files, reverse=True):
             if (left := left - size) < 0:
