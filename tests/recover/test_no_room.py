@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from unbroken.cluster.local import open_log
+from unbroken.progress import RunDir
+from unbroken.recover.node.logs.folder import NodeFolder
+from unbroken.recover.node.ranks.process import LaunchOrder
+from unbroken.recover.node.ranks.starting import Starting
 from unbroken.recover.room import find_no_room
 
 from .simulating import Simulate, reach
@@ -57,6 +64,49 @@ def test_room_is_looked_for_as_an_attempt_needs_it(tmp_path: Path, monkeypatch: 
     assert find_no_room(folder).endswith(os.strerror(errno.EDQUOT))
     refuse(errno.EROFS)
     assert find_no_room(folder) == "", "waiting does not help there"
+
+
+@pytest.mark.parametrize("full", ["run", "scratch"])
+def test_whatever_has_no_room_as_an_attempt_starts_is_looked_at_until_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """Pages lie in memory and logs on a disk: where the full one was not looked at, attempts followed each other for ever."""
+    for name in ("run", "scratch"):
+        (tmp_path / name).mkdir(mode=0o700)
+    run_dir, owner = RunDir(tmp_path / "run"), SimpleNamespace(kind=None)
+    mkdir, write = Path.mkdir, Path.write_bytes
+
+    def lies_there(path: Path) -> None:
+        if path.is_relative_to(tmp_path / full):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def refuse_mkdir(path: Path, *args: Any, **more: Any) -> None:
+        if not path.is_dir():
+            lies_there(path)
+        mkdir(path, *args, **more)
+
+    def refuse_bytes(path: Path, data: Any) -> int:
+        lies_there(path)
+        return write(path, data)
+
+    order = LaunchOrder(
+        attempt=1, run_id="r", command=("train.py",), cwd="/", ranks={0: 0, 1: 1}, world_size=2, slot=0, slots=1, nproc=2,
+        master_addr="::1", master_port=1, restarts=0, devices=None, interface="",
+    )  # fmt: skip
+
+    async def work() -> None:
+        starting = Starting(
+            "n0", tmp_path / "scratch", NodeFolder(run_dir, run_dir), tmp_path / "s", owner, print  # type: ignore[arg-type]
+        )  # fmt: skip
+        with monkeypatch.context() as m:
+            m.setattr(Path, "mkdir", refuse_mkdir)
+            m.setattr(Path, "write_bytes", refuse_bytes)
+            launched = await starting.launch(order, lambda _: pytest.fail("a rank was started"))
+            assert "No space left" in launched["no_room"]
+            assert "No space left" in (await starting.answer("room", {}))["no_room"]
+        assert await starting.answer("room", {}) == {"no_room": ""}
+
+    asyncio.run(work())
 
 
 def test_an_agent_starts_without_a_log_where_its_log_finds_no_room(

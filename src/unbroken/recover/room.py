@@ -56,13 +56,13 @@ def wait_for_room(run_dir: RunDir, say: Callable[[str], None]) -> None:
         time.sleep(_RETRY_S)
 
 
-def find_no_room(folder: Path) -> str:
-    """Why no folder with a file in it can be made there for want of room, in words; "" where it can, or where something else is
+def find_no_room(folder: Path, size: int = 4096) -> str:
+    """Why no folder with a file of `size` bytes in it can be made there for want of room, in words; "" where it can, or where something else is
     wrong, which whoever writes there is told."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as made:
-            (Path(made) / "probe").write_bytes(b"x" * 4096)
+            (Path(made) / "probe").write_bytes(b"x" * size)
     except OSError as e:
         return describe_no_room(e, folder) if is_full(e) else ""
     return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....cluster import EndedProcesses, Ownership
+from ....progress import page
 from ...room import describe_no_room, find_no_room, is_full
 from ...wire import Message
 from ..logs.folder import NodeFolder
@@ -38,12 +39,15 @@ class Starting:
         self._order: LaunchOrder | None = None
         self._due: float | None = None
         """When warm processes are to be made (CLOCK_MONOTONIC)."""
+        self._pages_bytes = 0
+        """Of the pages of the newest attempt's ranks."""
 
     async def launch(self, order: LaunchOrder, started: Callable[[RankProcess], None]) -> Message:
         """Starts the ranks, and hands each on as soon as it runs. Returns the message about it: `no_room` where their files find
         none, and nothing was started. Raises OSError."""
         began = time.monotonic()
         starts = self._describe(order)
+        self._pages_bytes = len(starts) * page.SIZE
         try:
             for start in starts.values():
                 prepare_files(start)
@@ -109,12 +113,16 @@ class Starting:
             case (
                 "room"
             ):  # `no_room` says why the files of an attempt find none on this node; "" where they do
-                return {"no_room": await asyncio.to_thread(find_no_room, self._folder.own.attempts)}
+                return {"no_room": await asyncio.to_thread(self._find_no_room)}
             case "caches":
                 return await self._caches.give(message["offset"])
             case "take_caches":
                 return await self._caches.take(message["offset"], message["total"], message["data"])
         return {}
+
+    def _find_no_room(self) -> str:
+        """As `find_no_room`, for whatever `prepare_files` writes: logs and output, and pages, which are in memory."""
+        return find_no_room(self._folder.own.attempts) or find_no_room(self._pages.parent, self._pages_bytes)
 
     def _make_ready_for(self, order: LaunchOrder, imports: Message) -> None:
         """Begins to make warm processes on a node without ranks, from what those of another node have imported."""

@@ -58,11 +58,12 @@ class RoomWait:
         await self._fencing.end_attempt(attempt, AttemptOutcome("start_failed"))
         await self._recorder.record("ended", attempt=attempt.number, how="no_room", step=attempt.step)
         nodes = list(lack.nodes)
+        answers: Mapping[str, Message] = {}
         while nodes and not self._stop:
+            # Before the first look too: where it finds what the launch did not, attempts follow each other no faster.
+            await self._stop.pause(_LOOK_S)
             self._term.check()
             answers = await self._fleet.ask_all([n for n in nodes if self._fleet.nodes[n].up], "room")
             nodes = [n for n, a in answers.items() if a.get("no_room")]
-            if nodes:
-                await self._stop.pause(_LOOK_S)
-        if not nodes:
+        if answers and not nodes:
             self._say("there is room again: the run goes on")
