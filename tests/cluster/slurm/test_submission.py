@@ -179,6 +179,7 @@ class LosesFirstNode(Slurm):
     def __init__(self, states: str, *, job_state: str = "FAILED", forbids: bool = False) -> None:
         super().__init__()
         self._states, self._job_state, self._forbids = states, job_state, forbids
+        """The states are "" where the controller does not know the node any more."""
         self.calls: list[str] = []
 
     async def call(self, *argv: str, text: str | None = None, **_: object) -> str:
@@ -190,6 +191,8 @@ class LosesFirstNode(Slurm):
             case ("scontrol", "-o", "show", "job", _):
                 return f"JobId=7 JobState={self._job_state} BatchHost=n1 ExitCode=137:0"
             case ("scontrol", "-o", "show", "node", *_):
+                if not self._states:
+                    raise SlurmRefused("scontrol show node", "Node n1 not found")
                 return f"NodeName=n1 CPUTot=4 State={self._states} Partitions=main"
             case ("scontrol", "requeue", "7"):
                 if self._forbids:
@@ -208,6 +211,8 @@ class LosesFirstNode(Slurm):
         (LosesFirstNode("DOWN"), "auto", "scontrol requeue 7", "job 7 ended with n1, the node of its batch script"),
         (LosesFirstNode("DOWN", forbids=True), "auto", "sbatch --parsable", "cannot be requeued .*: job 8 goes on"),
         (LosesFirstNode("DOWN*"), "successor", "sbatch --parsable", "job 8 goes on from the newest checkpoint"),
+        (LosesFirstNode("DOWN", forbids=True), "requeue", "scontrol requeue 7", "cannot be requeued .*The same command goes on"),
+        (LosesFirstNode(""), "auto", "", "job 7 is over: failed"),
         (LosesFirstNode("DOWN"), "no", "", "job 7 is over: failed"),
         (LosesFirstNode("IDLE"), "auto", "", "job 7 is over: failed"),
         (LosesFirstNode("DOWN", job_state="CANCELLED"), "auto", "", "job 7 is over: cancelled"),

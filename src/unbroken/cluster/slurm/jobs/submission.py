@@ -136,6 +136,7 @@ class Submission:
                 if (after := await self._outlive_first_node(slurm, job, ended, say)) == "":
                     return self._describe_end(job, ended, say)
                 job, before = after, ""
+                await asyncio.sleep(_EVERY_S)  # a requeued job may be listed as it was for a moment
                 continue
             words = describe(record)
             if words != before or (record.waits and time.monotonic() - said_at > _SAY_AGAIN_S):
@@ -161,7 +162,10 @@ class Submission:
         host = ended.get("BatchHost", "")
         if self.options.requeue == "no" or not host or ended.get("JobState") not in _ENDED_BY_LOSS:
             return ""
-        node = (await slurm.list_nodes([host])).get(host)
+        try:
+            node = (await slurm.list_nodes([host])).get(host)
+        except RunError:
+            return ""  # how it ended is known all the same
         if node is None or not (node.down or not node.responds) or is_over(self.run_dir):
             return ""
         lost = f"job {job} ended with {host}, the node of its batch script ({node.describe()})"
@@ -170,6 +174,9 @@ class Submission:
                 await slurm.call("scontrol", "requeue", job)
             except RunError as e:
                 lost += f", and cannot be requeued ({e.message})"
+                if self.options.requeue == "requeue":
+                    say(f"{lost}. The same command goes on")
+                    return ""
             else:
                 say(f"{lost}: it is requeued and goes on from its newest checkpoint on disk")
                 return job
