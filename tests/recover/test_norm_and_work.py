@@ -93,6 +93,8 @@ def test_a_pipeline_stage_with_more_work_is_told_as_such_and_no_node_of_it(tmp_p
     assert PageReader(path).read().peers == 3
     with pytest.raises(UsageError):
         Run(None).set_peers(-1)
+    with pytest.raises(UsageError):
+        Run(path).set_peers(1 << 63)  # whoever reads it would refuse all that this rank reports
     meter, report = WorkMeter(os.getpid(), on_processor=False), ProgressReport()
     meter.take(0, [], 0.0)
     window = meter.take(10, [StepRecord(s, 0, 1.0, 0.0, busy=0.3) for s in range(10)], 5.0, 3)

@@ -104,8 +104,8 @@ class Run:
 
     def set_peers(self, group: int) -> None:
         """Says which ranks do the same work as this one: those that give the same number, such as their pipeline stage. Who is slow
-        is compared among them alone; without it, among all. Raises UsageError for a number below 0."""
-        if group < 0:
+        is compared among them alone; without it, among all. Raises UsageError for a number below 0, or of more than 32 bits."""
+        if not 0 <= group < 1 << 32:
             raise UsageError(
                 f"{group} is no group of ranks", hint="Give the number of the pipeline stage, from 0 on"
             )
