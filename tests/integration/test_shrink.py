@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from unbroken.data import journal
+from unbroken.progress import RunDir
 from unbroken.status import gather
 
 from .conftest import RunUnderTest, run_json
@@ -49,8 +51,8 @@ def steps(model, optimizer, loader, rank, given):
                 optimizer.step()
                 optimizer.zero_grad()
                 # While it is smaller it is slow, so that the node comes back before the end, however busy the machine is.
-                time.sleep(PAUSE * (8 if dist.is_initialized() and dist.get_world_size() < 3 else 1))
-                yield loader.step, float(loss)
+                time.sleep(PAUSE * (8 if dist.is_initialized() and dist.get_world_size() < 2 else 1))
+                yield loader.step, float(loss.detach())
 
 def main():
     dist.init_process_group("gloo")
@@ -109,41 +111,36 @@ def wait_for(run: RunUnderTest, condition: Callable[[], object], within: float =
         time.sleep(0.05)
 
 
-def test_it_goes_on_with_two_of_three_nodes_and_ends_as_an_undisturbed_run(
-    new_run: NewRun, tmp_path: Path
-) -> None:
+def start(new_run: NewRun, folder: Path, nodes: int, script: str, args: list[str]) -> RunUnderTest:
+    """A run that may go on with one node less, on a cluster whose nodes go away by a note."""
+    (folder / "notes").mkdir()
+    policy = folder / "policy.toml"
+    policy.write_text('[policy]\nshrink_after = "1s"\ngrow_after = "1s"\n')
+    options = ["--nodes", str(nodes), "--min-nodes", str(nodes - 1), "--policy", str(policy), "--no-warm"]
+    cluster = f"plain,notes={folder / 'notes'},size={nodes}"
+    return new_run(*options, "--cluster", cluster, script=script, args=args)
+
+
+def take_away_and_give_back(run: RunUnderTest, node: str, at_step: int) -> None:
+    """The node is lost at this step, and back a few steps after the run went on without it."""
+    note = run.folder / "notes" / f"away-{node}"
+    run.until_step(at_step)
+    note.touch()
+    wait_for(run, lambda: [r for r in run.journal("first_step") if r["attempt"] == 2])
+    run.until_step(run.journal("first_step")[-1]["step"] + 4)
+    note.unlink()
+
+
+def test_it_goes_on_without_a_node_and_ends_as_an_undisturbed_run(new_run: NewRun, tmp_path: Path) -> None:
     import torch
 
-    (notes := tmp_path / "notes").mkdir()
-    policy = tmp_path / "policy.toml"
-    policy.write_text('[policy]\nshrink_after = "1s"\ngrow_after = "1s"\n')
-    options = (
-        "--nodes",
-        "3",
-        "--nproc",
-        "1",
-        "--min-nodes",
-        "2",
-        "--policy",
-        str(policy),
-        "--warm-after",
-        "1s",
-    )
-    run = new_run(*options, "--cluster", f"plain,notes={notes},size=3", script=SCRIPT, args=[]).start(
-        program=PROGRAM
-    )
-    run.until_step(9)
-    (notes / "away-plain-1").touch()
-    wait_for(run, lambda: run.attempts() == 2)
-    wait_for(run, lambda: [r for r in run.journal("first_step") if r["attempt"] == 2])
-    first = next(r["step"] for r in run.journal("first_step") if r["attempt"] == 2)
-    run.until_step(first + 4)
-    (notes / "away-plain-1").unlink()
+    run = start(new_run, tmp_path, 2, SCRIPT, []).start(program=PROGRAM)
+    take_away_and_give_back(run, "plain-1", 9)
     assert run.wait() == 0, run.output
-    assert [len(a["slots"]) for a in run.journal("attempt")] == [3, 2, 3]
+    assert [len(a["slots"]) for a in run.journal("attempt")] == [2, 1, 2]
     assert [r["how"] for r in run.journal("ended")] == ["node_lost", "resized", "completed"]
     (incident,) = run.incidents()
-    assert "2 of 3 nodes, without plain-1" in incident["resized"] and incident["steps_lost"] <= 8
+    assert "1 of 2 nodes, without plain-1" in incident["resized"] and incident["steps_lost"] <= 8
 
     expected, weights = train_alone(tmp_path / "script.py")
     assert read_given(tmp_path) == expected, "each sample once, in its step"
@@ -151,5 +148,38 @@ def test_it_goes_on_with_two_of_three_nodes_and_ends_as_an_undisturbed_run(
         torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
 
     size = gather(run.run_dir).size
-    assert (size.nodes, size.asked, len(size.changes)) == (3, 3, 2) and size.reduced_s > 0
+    assert (size.nodes, size.asked, len(size.changes)) == (2, 2, 2) and size.reduced_s > 0
     assert run_json("status", str(run.run_dir.path), cwd=tmp_path)["size"]["reduced_s"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", [[], ["--parameters", "-1"]], ids=["reference", "sharded"])
+def test_the_trainer_goes_on_without_a_node_and_gives_each_step_the_same(
+    new_run: NewRun, tmp_path: Path, plan: list[str]
+) -> None:
+    run = start(new_run, tmp_path, 3, "", [])
+    options = [
+        "--steps",
+        "400",
+        "--global-batch",
+        "12",
+        "--device",
+        "cpu",
+        "--persist-every",
+        "10",
+        "--lr",
+        "1e-3",
+        *plan,
+    ]
+    run.command = ["-m", "unbroken.train", *options]
+    run.start(program=PROGRAM)
+    take_away_and_give_back(run, "plain-1", 25)
+    assert run.wait(250) == 0, run.output
+    assert [len(a["slots"]) for a in run.journal("attempt")] == [3, 2, 3]
+    alone = RunUnderTest(tmp_path, run.command, [])
+    alone.run_dir = RunDir(tmp_path / "alone")
+    assert alone.start().wait(250) == 0, alone.output
+    given, expected = (journal.read(r.run_dir.path / "data") for r in (run, alone))
+    assert {n: b.digest for n, b in given.items()} == {n: b.digest for n, b in expected.items()}
+    loss, undisturbed = gather(run.run_dir).loss, gather(alone.run_dir).loss
+    assert loss == pytest.approx(undisturbed, rel=0.01)
