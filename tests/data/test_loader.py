@@ -224,15 +224,23 @@ def test_an_epoch_has_as_many_batches_as_torchs(size: int, loader_drops: bool, s
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5), st.integers(1, 4), st.booleans())
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.booleans(),
+    st.integers(0, 40),
+)
 def test_a_global_batch_has_the_same_samples_and_mean_at_any_number_of_ranks(
-    size: int, each: int, world: int, batch: int, drop: bool
+    size: int, each: int, world: int, batch: int, drop: bool, skipped: int
 ) -> None:
     def steps(ranks: int, batch: int) -> dict[int, tuple[list[int], float]]:
         found: dict[int, tuple[list[int], float]] = {}
         for rank in range(ranks):
             plain = DataLoader(Numbers(size), batch_size=batch, shuffle=True, drop_last=drop)
             loader = wrap(plain, global_batch=each, rank=rank, world_size=ranks)
+            loader.skip(skipped, skipped + 3)
             expected = len(loader)
             count = 0
             for b in loader:

@@ -24,8 +24,8 @@ def keep_place(loader: Any, **how: Any) -> Kept:
 
 def keep_global_batch(accumulate: int, sizes: Sequence[int], ranks: int) -> int:
     """How many batches make a step with so many ranks where `accumulate` do with the most of `sizes`, with which the run may go on
-    (`Run.world_sizes`; () where it keeps its own). Raises UsageError, with those that can, where some size cannot have as many samples."""
-    whole = accumulate * max(sizes, default=ranks)
+    (`Run.world_sizes`). Raises UsageError, with those that can, where some size cannot have as many samples."""
+    whole = accumulate * max(sizes)
     if bad := [n for n in sizes if whole % n]:
         legal = ", ".join(str(n) for n in sizes if not whole % n)
         raise UsageError(

@@ -41,10 +41,11 @@ def attach(trainer: Trainer, directory: str | Path | None = None, **options: Any
         )
     folder = folder_of(directory, trainer.args.output_dir or "trainer_output")
     training = HookedTraining("transformers", folder, **options)
-    args, sizes = trainer.args, training.run.world_sizes
-    args.gradient_accumulation_steps = keep_global_batch(
-        args.gradient_accumulation_steps, sizes, args.world_size
-    )
+    args = trainer.args
+    if sizes := training.run.world_sizes:
+        args.gradient_accumulation_steps = keep_global_batch(
+            args.gradient_accumulation_steps, sizes, args.world_size
+        )
     _Attached(trainer, training)
     return training
 
