@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import faulthandler
 import json
 import os
 import signal
@@ -158,6 +159,7 @@ def finish_job(job: str, processes: list[subprocess.Popen[bytes]], until: float,
 
 def run_job(args: argparse.Namespace) -> int:
     """One process of a case."""
+    faulthandler.enable()  # a crash in a library leaves its stack in the log
     part, _, number = args.job.partition(".")
     if part == "trainer":
         import transformers  # noqa: F401

@@ -64,7 +64,7 @@ def run_plans(world: int, cases: list[dict[str, Any]], timeout_s: float = 240, *
         root = Path(__file__).resolve().parents[2]
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.plans", str(ask)], cwd=root, capture_output=True, text=True,
-            timeout=timeout_s, env=os.environ | ONE_THREAD | {"PYTHONPATH": str(root)},
+            timeout=timeout_s, env=os.environ | ONE_THREAD | {"PYTHONPATH": f"{root}:{root / 'src'}"},
         )  # fmt: skip
         answer = Path(folder) / "answers.json"
         assert done.returncode == 0 and answer.exists(), done.stdout[-2000:] + done.stderr[-6000:]
