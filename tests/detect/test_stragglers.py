@@ -92,6 +92,8 @@ def test_in_what_our_own_runs_recorded_the_slow_rank_is_named_and_nobody_else() 
     first = replay("stragglers-device-busy-machine.json", "slow")[0]
     assert first.ranks == (5,) and first.step - 100 <= 100
     assert not replay("stragglers-device-busy-machine.json", "steady")
+    for kind in ("steady", "uneven", "pauses", "loader"):
+        assert not replay("stragglers-device-a.json", kind) and not replay("stragglers-device-b.json", kind)
     assert not replay("stragglers-shared-cores.json", "steady")
     assert not replay("stragglers-shared-cores.json", "slow")
 
