@@ -145,6 +145,32 @@ def test_ranks_that_wait_for_their_data_name_the_storage_and_no_node(tmp_path: P
     assert follower.finding is not None and follower.finding[0].kind is SlowKind.STORAGE
 
 
+@pytest.mark.parametrize("busy", [-1e-6, -5.0, float("inf"), float("-inf")])
+def test_a_script_that_reckons_its_work_wrongly_loses_no_steps_by_it(busy: float) -> None:
+    """One such number in a report, and its steps were passed over with it."""
+    meter, report = WorkMeter(os.getpid(), on_processor=True), ProgressReport()
+    meter.take(0, [], 0.0)
+    window = meter.take(10, [StepRecord(s, 0, 1.0, 0.0, busy=busy) for s in range(10)], 5.0, 0, float("inf"))
+    if window is not None:
+        report.add_work(0, window)
+    report.add(
+        0, {"count": 10, "phase": 2, "source": "page", "total": None, "steps": [[9, "0x1p0", 0, 1.0]]}, [0]
+    )
+    sent = report.take()
+    assert sent is not None
+    check(
+        {
+            "op": "progress",
+            "attempt": 1,
+            "sent": 1.0,
+            "groups": [],
+            "steps": {},
+            "work": sent.get("work", []),
+        },
+        8,
+    )
+
+
 @pytest.mark.parametrize(
     "row", [[], [0] * 5, [9, 1, 10, 1.0, 1.0, None], [0, 1, 0, 1.0, 1.0, None], [0, 1, 10, -1.0, 1.0, None],
             [0, 1, 10, 1.0, "x", None], [0, 1, 10, 1.0, 1.0, float("nan")],

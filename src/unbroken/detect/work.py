@@ -8,6 +8,7 @@ kernel spins): there only what the script reports counts (`run.step(..., busy=..
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,11 @@ class WorkMeter:
     ) -> WorkWindow | None:
         """The window that is over, if one is: `count` steps were made so far, `records` are the newest of them, and it has waited `data_s`
         for data so far."""
-        self._reported += [r.busy for r in records]
+        # What a script reckons may be below 0 by a little; whoever gets the window refuses all that comes with such a number.
+        self._reported += [
+            max(0.0, r.busy) if r.busy is not None and math.isfinite(r.busy) else None for r in records
+        ]
+        data_s = data_s if data_s is not None and math.isfinite(data_s) else None
         steps, wall = count - self._count, now - self._at
         if self._begun and (steps < LEAST_STEPS or wall < LEAST_S):
             return None
