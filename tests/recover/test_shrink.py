@@ -229,6 +229,7 @@ def test_a_node_that_is_surely_at_fault_is_left_without_another_in_its_place(tmp
     assert not decide(doubtful, facts, [], Budgets(), 0, smaller_by=1).exclude
 
 
+@pytest.mark.slow
 def test_a_node_that_is_taken_away_in_time_is_no_failure_and_amending_goes_on(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
