@@ -261,6 +261,44 @@ def test_a_global_batch_has_the_same_samples_and_mean_at_any_number_of_ranks(
         assert mean == pytest.approx(sum(samples) / len(samples)) == pytest.approx(alone[n][1])
 
 
+def test_a_loop_that_is_left_inside_a_step_of_a_global_batch_goes_on_with_the_rest_of_it() -> None:
+    def given(leave_after: int) -> list[tuple[list[int], float, int]]:
+        loader = wrap(plain(25, 2), global_batch=10, rank=1, world_size=2)
+        found = []
+        while not loader.epoch:
+            for b in loader:
+                found.append((b.tolist(), loader.weight, loader.step))
+                if len(found) == leave_after:
+                    break
+        return found
+
+    whole = given(0)
+    assert [given(n) for n in range(1, len(whole))] == [whole] * (len(whole) - 1)
+    loader = wrap(plain(25, 2), global_batch=10, rank=0, world_size=1)
+    next(iter(loader))
+    with pytest.raises(UsageError, match="inside a step"):
+        loader.skip(10, 12)
+
+
+@pytest.mark.parametrize(("ranks", "samples", "batch"), [(3, 10, 2), (3, 2, 4), (2, 7, 3)])
+def test_gradients_of_a_global_batch_are_those_of_one_process(ranks: int, samples: int, batch: int) -> None:
+    """The mean over ranks of what each adds up, as DistributedDataParallel makes it."""
+    total = torch.zeros(2, dtype=torch.float64)
+    for rank in range(ranks):
+        weights = torch.ones(2, dtype=torch.float64, requires_grad=True)
+        loader = wrap(plain(samples, batch), global_batch=samples, rank=rank, world_size=ranks)
+        for b in loader:
+            x = b.double()
+            loss = ((weights[0] * x + weights[1]) ** 2).mean() * loader.weight
+            loss.backward()
+        assert loader.step == 1
+        assert weights.grad is not None
+        total += weights.grad / ranks
+    one = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    ((one[0] * torch.arange(samples).double() + one[1]) ** 2).mean().backward()
+    torch.testing.assert_close(total, one.grad)
+
+
 def test_with_all_ranks_a_global_batch_gives_what_accumulation_gives() -> None:
     for rank in range(4):
         ours = wrap(plain(96, 3), rank=rank, world_size=4, global_batch=24)

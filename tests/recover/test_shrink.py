@@ -112,6 +112,13 @@ def test_the_journal_says_with_how_many_nodes_each_attempt_ran() -> None:
     ):
         state.apply(r)
     assert state.grown == [5.0, 6.0], "a stop for more nodes is counted once, whatever comes of it"
+    state.apply({"kind": "attempt", "t": 8.0, "attempt": 5, "slots": ["a", "c", "b"]})
+    for t in (9.0, 10.0):  # it could not be launched the first time
+        state.apply({"kind": "resized", "t": t, "before": 6, "nodes": 4, "had": 3, "without": []})
+    assert state.grown == [5.0, 6.0, 9.0]
+    state.apply({"kind": "status", "t": 11.0, "status": "interrupted"})
+    state.apply({"kind": "epoch", "t": 12.0})
+    assert not state.grown, "whoever gives the command again wants all of its nodes"
 
 
 def slots(run: SimulatedRun) -> list[int]:
@@ -249,5 +256,47 @@ def test_a_node_that_is_taken_away_in_time_is_no_failure_and_amending_goes_on(si
         run.restart_supervisor()  # the same command, once it has stopped: all of its nodes are there
         await run.until(lambda: len(run.journal("attempt")) == 4)
         assert slots(run) == [3, 2, 2, 3]
+
+    simulate(act, 3, min_nodes=2)
+
+
+@pytest.mark.parametrize("how", ["lost", "taken away"])
+def test_as_many_nodes_are_asked_for_as_are_missing(simulate: Simulate, how: str) -> None:
+    """Also in place of one that was taken away in time, and where the policy lets none come in for long."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hold()
+        if how == "lost":
+            run.faults.lose("node-00001", proven=True)
+        else:
+            run.faults.preempt("node-00001", in_s=200.0)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        await asyncio.sleep(300)
+        run.faults.grant()
+        await asyncio.sleep(300)
+        assert slots(run) == [3, 2]
+        assert len([n for n in run.hardware.given if n != "node-00001"]) == 3, (
+            "not another one each half minute"
+        )
+
+    simulate(act, 3, idle=6, min_nodes=2, policy=Policy(grows_per_hour=0))
+
+
+def test_the_same_command_after_a_stop_begins_with_nodes_that_were_lost_and_are_given_again(
+    simulate: Simulate,
+) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.lose("node-00001", proven=True)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        await run.until(lambda: run.journal("resumed"))
+        run.supervisor.request_stop()
+        await run.until(run.task.done, 600)
+        node = run.hardware.nodes["node-00001"]
+        node.state, node.unfenceable = "up", False  # repaired while nobody listened
+        run.restart_supervisor()
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert slots(run) == [3, 2, 3] and [r["node"] for r in run.journal("returned")] == ["node-00001"]
 
     simulate(act, 3, min_nodes=2)

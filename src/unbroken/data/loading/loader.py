@@ -106,6 +106,8 @@ class Loader(CountingLoader):
         self._content_saved: str | None = None
         self._at = 0
         """The absolute number after everything consumed."""
+        self._step_from: int | None = None
+        """The absolute number that the present step began at, where the loop was given a part of it and nothing else moved it."""
         self._run_from = 0
         self._before: Ranges = ()
         """Consumed is this, and everything in [_run_from, _at) but the skips."""
@@ -166,7 +168,7 @@ class Loader(CountingLoader):
     def begin_inside_step(self, batches: int) -> None:
         """The first step from here on has so many batches less: a framework's own count of its epoch's batches wants that where
         the batch size, the ranks or the samples changed at a resume."""
-        self._in_step = whole_number("batches", batches, 0) % self._accumulate
+        self._in_step, self._step_from = whole_number("batches", batches, 0) % self._accumulate, None
 
     def set_epoch(self, epoch: int) -> None:
         """Nothing where the training is in that epoch already; a later one is begun. Raises UsageError for an earlier one."""
@@ -183,9 +185,15 @@ class Loader(CountingLoader):
     def skip(self, start: int, stop: int) -> None:
         """Never uses the samples with the absolute numbers [start, stop), in this and every later attempt.
 
-        What was consumed stays consumed. Takes effect with the next batch, on every rank: call it on all.
+        What was consumed stays consumed. Takes effect with the next batch, on every rank: call it on all. Raises UsageError inside a
+        step of `global_batch`.
         """
         start, stop = whole_number("start", start), whole_number("stop", stop)
+        if self._global_batch and self._in_step:
+            raise UsageError(
+                "skip() inside a step of global_batch, whose batches are weighed by what the whole step has",
+                hint="Call it after the optimizer's step: `if loader.step_ends: ...`",
+            )
         (new,) = normalize([(start, stop)]) or ((0, 0),)
         self._before, self._run_from = self._consumed(), self._at
         self._skips = normalize([*self._skips, new])
@@ -209,7 +217,8 @@ class Loader(CountingLoader):
             at = ends[-1]
         self._before = normalize([(0, epoch * size)])
         self._epoch, self._step = epoch, step
-        self._in_step = batches % self._accumulate  # another program may have saved inside a step
+        # Another program may have saved inside a step.
+        self._in_step, self._step_from = batches % self._accumulate, None
         self._at, self._run_from = at, epoch * size
         self._stale = True
 
@@ -218,7 +227,9 @@ class Loader(CountingLoader):
         left = whole_number("batches", batches, 0)
         while left:
             begin, given = self._epoch * self._order.size, 0
-            for share in itertools.islice(self._shared().epoch(self._epoch, self._at, self._skips), left):
+            for share in itertools.islice(self._next_shares(), left):
+                if not self._in_step:
+                    self._step_from = self._at
                 self._at, given = share.stop, given + 1
                 self._count_batch(share.last)
             left -= given
@@ -317,6 +328,8 @@ class Loader(CountingLoader):
                 self._learn(share, data)
                 continue
             before, self._at = self._at, share.stop  # type: ignore[union-attr]
+            if not self._in_step:
+                self._step_from = before
             self._count_batch(share.last)  # type: ignore[union-attr]
             self._weight = share.weight  # type: ignore[union-attr]
             steps.taken()
@@ -343,9 +356,17 @@ class Loader(CountingLoader):
             probe = Probe(_spread(self._size))
             pending.append(probe)
             yield probe
-        for share in self._shared().epoch(self._epoch, self._at, self._skips):
+        for share in self._next_shares():
             pending.append(share)
             yield share[:2]  # the workers need no more
+
+    def _next_shares(self) -> Iterator[Share]:
+        """What is left of the epoch. A step of `global_batch` that the loop was left inside is cut as a whole, as before."""
+        shared = self._shared()
+        if self._global_batch and self._in_step and self._step_from is not None:
+            whole = shared.epoch(self._epoch, self._step_from, self._skips)
+            return itertools.islice(whole, self._in_step, None)
+        return shared.epoch(self._epoch, self._at, self._skips)
 
     def _record(self, before: int, digest: int) -> BatchRecord:
         s = self._shared()

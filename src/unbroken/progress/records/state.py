@@ -45,6 +45,8 @@ class RunState:
     """Nodes that left and that nobody takes the place of, while the run goes on with fewer."""
     grown: list[float] = field(default_factory=list)
     """When it stopped for more nodes, or went on with more (seconds since the epoch)."""
+    resizes: int = 0
+    """The attempt before which the run last had another number of nodes."""
     growing: bool = False
     """The newest attempt was stopped for more nodes: what comes of that is counted."""
     attempt: int = 0
@@ -136,12 +138,14 @@ class RunState:
         elif kind == "epoch":
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
-                self.history = []
+                self.history, self.grown, self.growing = [], [], False
             if self.status != "completed":
                 self.status, self.why = "running", ""
         elif kind == "resized":
             self.without = tuple(r["without"])
-            if int(r["nodes"]) > int(r["had"]) and not self.growing:
+            # Written again where the attempt after it could not be launched.
+            again, self.resizes = int(r["before"]) == self.resizes, int(r["before"])
+            if int(r["nodes"]) > int(r["had"]) and not self.growing and not again:
                 self.grown.append(float(r["t"]))
         elif kind == "attempt":
             if self.slots and len(self.slots) != len(r["slots"]):

@@ -101,6 +101,8 @@ class Launching:
         self._replacing, self._resizing = replacing, resizing
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._health = HealthCheck(fleet, fencing, recorder, view.say, clock, spec.policy)
+        self._is_new = True
+        """Whether this supervisor has launched nothing yet."""
         self._checked: set[tuple[str, tuple[str, ...]]] = set()
         """Nodes, each with a command that it can run."""
         self._versions: dict[str, dict[str, str]] = {}
@@ -320,7 +322,11 @@ class Launching:
         state = self._state
         self._fleet.remember(state.slots)
         for name in state.lost & set(self._fleet.nodes):
-            self._fleet.give_up(name)  # also what a supervisor before this one gave up
+            given = (
+                self._fleet.nodes[name].state != "lost"
+            )  # a supervisor before this one gave it up, and the cluster gives it again
+            self._fleet.give_up(name)
+            self._fleet.nodes[name].returned |= given
         usable = [n for n in self._fleet.nodes if n not in state.lost and n not in state.cordoned]
         gone = [n for n in usable if not self._fleet.nodes[n].usable]
         coming = [n for n in usable if self._fleet.nodes[n].usable]
@@ -337,6 +343,9 @@ class Launching:
         if state.attempt:
             self._fleet.needed = self._spec.node_counts[-1]
         await self.bring_up()
+        if self._is_new and len(before) < self._spec.nodes:
+            await self._replacing.take_back(self._spec.policy.shrink_after)
+        self._is_new = False
         free = self._fleet.find_free(before, {*state.lost, *state.cordoned})
         found: list[str | None] = []
         until: float | None = None

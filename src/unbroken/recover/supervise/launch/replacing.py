@@ -106,6 +106,19 @@ class Replacing:
         reached = node.usable and not node.unreachable
         return reached and node.preempted is None and name not in self._state.cordoned
 
+    async def take_back(self, within_s: float) -> None:
+        """Takes back the nodes that a supervisor before this one gave up and the cluster gives again, as far as they come in time."""
+        try:
+            await wait_within(
+                self._take_back(n for n in self._fleet.nodes if n in self._state.lost), within_s
+            )
+        except TimeoutError:
+            return  # they come in later
+        except Superseded:
+            raise
+        except RunError as e:
+            _log.warning("what was lost is looked for later: %s", e)
+
     # --- beside a run that goes on with fewer
 
     def seek(self) -> None:
@@ -133,10 +146,12 @@ class Replacing:
                         ask_at = self._clock.monotonic() + _ASK_AGAIN_S
                         if (given := done.result()) is not None:
                             await self._bring_in(given)
-                    lost = next((n for n in self._state.without if n in self._state.lost), None)
-                    if asking is None and lost is not None and self._clock.monotonic() >= ask_at:
-                        out = {*self._state.lost, *self._state.cordoned}
-                        asking = asyncio.create_task(self._fleet.replace(lost, out))
+                    old, out = self._find_missing(), {*self._state.lost, *self._state.cordoned}
+                    if asking is None and old and self._clock.monotonic() >= ask_at:
+                        asking = asyncio.create_task(self._fleet.replace(old, out))
+                    elif asking is not None and not old and not asking.done():
+                        asking.cancel()  # one came back by itself: nobody needs another one beside it
+                        asking = None
                 except Superseded:
                     return  # its successor seeks
                 except RunError as e:
@@ -146,6 +161,22 @@ class Replacing:
         finally:
             if asking is not None:
                 asking.cancel()
+
+    def _find_missing(self) -> str:
+        """A node that left, in whose place there is none yet that waits to come in; "" where as many wait as are missing."""
+        state, nodes = self._state, self._fleet.nodes
+        free = self._fleet.find_free(state.slots, {*state.lost, *state.cordoned})
+        # Suspects are tested aside, and return.
+        gone = [
+            n
+            for n in state.without
+            if n in state.lost
+            or (n in state.cordoned and n not in state.suspects)
+            or (n in nodes and nodes[n].preempted is not None)
+        ]
+        if not gone or len(state.slots) + len(free) >= self._fleet.request.nodes:
+            return ""
+        return gone[min(len(free), len(gone) - 1)]
 
     async def _take_back(self, lost: Iterable[str]) -> None:
         """Takes back those that can be reached again; also of those that a supervisor before this one gave up, which the cluster
