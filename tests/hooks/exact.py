@@ -60,7 +60,15 @@ def torchrun(folder: Path, script: Path, *options: str, ranks: int = 2, code: in
 
 def attempts(run: Path) -> list[Losses]:
     """The losses of each attempt of a run."""
-    return [losses("\n".join(_log(a, rank) for rank in (0, 1))) for a in sorted(run.glob("attempts/*"))]
+    return [_losses_of(a) for a in _folders(run)]
+
+
+def _folders(run: Path) -> list[Path]:
+    return sorted(run.glob("attempts/*"))
+
+
+def _losses_of(attempt: Path) -> Losses:
+    return losses("\n".join(_log(attempt, rank) for rank in (0, 1)))
 
 
 def _log(attempt: Path, rank: int) -> str:
@@ -90,13 +98,13 @@ def supervised(
     with open(log, "wb") as out:
         p = subprocess.Popen([*command, "--", str(script), *options], cwd=folder, env=environment(), stdout=out, stderr=out)  # fmt: skip
     left, asked = list(kill_at), False
-    over = len(attempts(run))  # so many have ended before, or by our hand
+    over = len(_folders(run))  # so many have ended before, or by our hand
     try:
         deadline = time.monotonic() + DEADLINE_S
         while p.poll() is None and time.monotonic() < deadline:
-            found = attempts(run)
+            found = _folders(run)
             # What the attempt before has left, lines of its log and processes, is not taken for the next one's.
-            seen = {step for _, step in found[-1]} if len(found) > over else set()
+            seen = {step for _, step in _losses_of(found[-1])} if len(found) > over else set()
             if left and left[0] in seen and (pid := _rank(run, ranks - 1)):
                 os.kill(pid, signal.SIGKILL)
                 over = len(found)
