@@ -62,7 +62,15 @@ def test_errors_of_links_are_said_and_those_that_rise_in_a_test_are_judged(tmp_p
     (port / "counters/symbol_error").write_text("40\n")
     (up,) = check_network((), tmp_path)
     assert up.state is State.GOOD and "2 link downed, 40 symbol error" in up.text
-    before = read_counters(nvml, tmp_path)
+    unused = tmp_path / "sys/class/infiniband/mlx5_1/ports/1"
+    (unused / "counters").mkdir(parents=True)
+    (unused / "state").write_text("1: DOWN\n")
+    (unused / "counters/link_downed").write_text("7\n")
+    before = read_counters(nvml, tmp_path, up=True)
+    (unused / "counters/link_downed").write_text("8\n")
+    assert not [
+        c for c in compare_counters(before, read_counters(nvml, tmp_path)) if c.state is not State.GOOD
+    ]
     assert not [c for c in compare_counters(before, before) if c.state is not State.GOOD]
     gpu.nvlink_replays += 5
     (port / "counters/link_downed").write_text("3\n")

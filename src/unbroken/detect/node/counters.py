@@ -37,8 +37,8 @@ def count_link_errors(nvml: Any, handle: Any) -> Counts:
     return {n.removeprefix("nvlink_").removesuffix("_total"): int(v) for n, v in found}
 
 
-def read_counters(nvml: Any | None, root: Path = Path("/")) -> Counters:
-    """All of this node."""
+def read_counters(nvml: Any | None, root: Path = Path("/"), *, up: bool = False) -> Counters:
+    """All of this node; with `up` without ports that carry nothing now: what those count says nothing of the node."""
     found: dict[tuple[str, str], Counts] = {}
     for index in range(nvml.nvmlDeviceGetCount() if nvml is not None else 0):
         try:
@@ -49,7 +49,8 @@ def read_counters(nvml: Any | None, root: Path = Path("/")) -> Counters:
         if (p / "device").exists():
             found["network", p.name] = count_interface_errors(p)
     for p in sorted(root.glob("sys/class/infiniband/*/ports/*")):
-        found["network", f"{p.parent.parent.name}/{p.name}"] = count_port_errors(p)
+        if not up or _is_active(p):
+            found["network", f"{p.parent.parent.name}/{p.name}"] = count_port_errors(p)
     return found
 
 
@@ -73,6 +74,13 @@ def compare_counters(before: Counters, after: Counters) -> list[CheckResult]:
         text = f"while it was tested: {text}" if risen else "no error was counted while it was tested"
         found.append(CheckResult(f"{name} errors", state, text, device))
     return found
+
+
+def _is_active(port: Path) -> bool:
+    try:
+        return "ACTIVE" in (port / "state").read_text()
+    except OSError:
+        return False
 
 
 def _read_all(folder: Path, names: tuple[str, ...]) -> Counts:

@@ -42,7 +42,8 @@ class Stage(nn.Module):
         """One layer, called with (stream (batch, time, dim), cosines, sines of the positions) and giving the stream.
 
         A model of your own is a subclass that gives blocks of its own here. It keeps its state in parameters, draws no random
-        numbers, and fills buffers, which no checkpoint keeps, in a method `reset`.
+        numbers, uses the same parameters on every rank in each step (gradients are shared in the order of their use), and fills
+        buffers, which no checkpoint keeps, in a method `reset`.
         """
         block = Block(c)
         if c.experts:

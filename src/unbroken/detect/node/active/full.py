@@ -39,7 +39,7 @@ class FullCheck:
 def check_fully(c: FullCheck) -> list[CheckResult]:
     """What each check found, within about `seconds`; of those for which no time was left that they were not made."""
     began = time.monotonic()
-    before, counted = read_settings(c.nvml), read_counters(c.nvml)
+    before, counted = read_settings(c.nvml), read_counters(c.nvml, up=True)
     devices = list(c.devices) if c.devices is not None else _find_devices()
     gpus = [d for d in devices if d.type == "cuda"]
     found: dict[int, list[CheckResult]] = {}
