@@ -59,13 +59,13 @@ def check_scratch(root: Path) -> None:
         )
 
 
-def open_log(path: Path | None) -> IO[bytes]:
+def open_log(log: Path | None) -> IO[bytes]:
     """The log of a node's agent, to be appended to; nowhere without a path, and where a full disk has no room for a file: an agent
     without a log is better than none. Raises OSError."""
-    if path is not None:
+    if log is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return open(path, "ab")
+            log.parent.mkdir(parents=True, exist_ok=True)
+            return open(log, "ab")
         except OSError as e:
             if e.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
