@@ -84,7 +84,7 @@ def test_the_bug_of_the_demo_is_where_the_trainer_looks(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(trainer, "learning_rate", trainer.learning_rate)
     monkeypatch.setattr(command, "main", lambda: 0)  # the real one would train here, and end this process
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         exec(compile(BUG, "bug.py", "exec"), {})
     with pytest.raises(KeyError, match="warm_up_steps"):
         trainer.learning_rate(None, 12, 100)  # type: ignore[arg-type]
