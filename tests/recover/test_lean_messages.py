@@ -18,7 +18,7 @@ from unbroken.link.bounds import Malformed
 from unbroken.link.runs import pack, unpack
 from unbroken.progress import RunDir, Timeouts
 from unbroken.progress.records.state import RunState
-from unbroken.recover.node.supervision.reporting import HostReport, ProgressReport, group_looks
+from unbroken.recover.node.supervision.reporting import KeeperReport, ProgressReport, group_looks
 from unbroken.recover.supervise.attempt.attempt import Attempt
 from unbroken.recover.supervise.nodes.keepers import _read_inventory
 from unbroken.recover.supervise.nodes.received import check
@@ -137,7 +137,7 @@ def test_a_node_tells_once_that_its_ranks_have_a_snapshot() -> None:
     sent: list[dict[str, Any]] = []
 
     async def main(loop: SimulatedLoop) -> None:
-        report = HostReport(sent.append)
+        report = KeeperReport(sent.append)
         for rank in (4, 5, 6, 7):
             report.add({"event": "host", "attempt": 1, "step": 5, "rank": rank, "seconds": rank / 10}, 4)
         assert [m["ranks"] for m in sent] == [[[4, 4]]] and sent[0]["seconds"] == 0.7
@@ -147,6 +147,19 @@ def test_a_node_tells_once_that_its_ranks_have_a_snapshot() -> None:
 
     run_simulated(main)
     assert all(check({"op": "keeper", **m}, 8) for m in sent)
+
+
+def test_a_supervisor_that_takes_over_hears_again_what_the_attempt_went_on_from() -> None:
+    """It was told to the one before, which had not written it down: the run's steps were without a past in its journal."""
+    sent: list[dict[str, Any]] = []
+    report = KeeperReport(sent.append)
+    report.repeat(2)
+    told = {"event": "restored", "attempt": 2, "step": 40, "of": 1, "skipped": []}
+    report.add(told, 4)
+    report.add({"event": "durable", "attempt": 2, "step": 45}, 4)
+    report.repeat(2)
+    report.repeat(3)
+    assert [m["event"] for m in sent] == ["restored", "durable", "restored"] and sent[2] == told
 
 
 def test_inventories_of_all_versions_are_read() -> None:

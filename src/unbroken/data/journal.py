@@ -7,6 +7,7 @@ read(folder)[12].digest == read(other_folder)[12].digest                  # step
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("unbroken.data")
+_KEPT = 65_536
+"""Lines that wait for room, of one rank: some 20 MB."""
+_AT_ONCE = 100
+"""So many are written in one step at most: a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ class Journal:
 
     `folder` is by default `data` in the run's folder. Raises UsageError outside of a run without a folder. A line has a
     checksum, as in the run's journal; it is not synced to disk, which would hold the training up. Where a line cannot be
-    written (a full disk) the training goes on without it: that is said once.
+    written (a full disk) the training goes on: that is said once, and the newest 65,536 lines are kept and written with the first
+    step that finds room.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -71,17 +77,23 @@ class Journal:
         self._folder = Path(folder)
         self._attempt = self._number = run.attempt
         self._file: lines.Appender | None = None
+        self._late: deque[BatchRecord] = deque(maxlen=_KEPT)
         self._told = False
 
     def __call__(self, record: BatchRecord) -> None:
-        """Writes one line, if that is possible."""
+        """Writes one line, and those before it that had no room, if that is possible."""
+        self._late.append(record)
         try:
             if self._file is None:
                 self._file = self._open(record.rank)
-            self._file.append({"attempt": self._number, **record.as_json()})
+            for _ in range(min(_AT_ONCE, len(self._late))):
+                self._file.append({"attempt": self._number, **self._late[0].as_json()})
+                self._late.popleft()
         except OSError as e:
             if not self._told:
-                _log.warning("the journal of the data lacks step %d, and others maybe: %s", record.step, e)
+                _log.warning(
+                    "the journal of the data cannot have step %d yet, and others maybe: %s", record.step, e
+                )
             self._told = True
 
     def _open(self, rank: int) -> lines.Appender:

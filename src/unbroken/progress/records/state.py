@@ -75,6 +75,8 @@ class RunState:
     """Nodes of which it is not proven that the processes of attempts before are gone."""
     asked: set[int] = field(default_factory=set)
     """The attempts whose script asked our Checkpointer what to go on from, whether there was anything or not."""
+    restored: tuple[int, int | None, int | None] | None = None
+    """The newest such answer: the attempt that asked, and attempt and step that it went on from."""
     brought_offers: set[tuple[int, int]] = field(default_factory=set)
     """(attempt, step) of what came from elsewhere and is offered to the newest attempt."""
     accepted: set[tuple[int, int]] = field(default_factory=set)
@@ -175,6 +177,7 @@ class RunState:
             self.step = max(self.step, r.get("step", -1))
         elif kind == "restored":
             self.asked.add(int(r["attempt"]))
+            self.restored = (int(r["attempt"]), r.get("of"), r.get("step"))
             if (r.get("of"), r.get("step")) in self.brought_offers:
                 self.step = int(r["step"])  # on purpose: an import of an earlier step, say
         elif kind == "durable":

@@ -52,7 +52,7 @@ from .ranks.starting import Starting
 from .signals import pass_over_signals
 from .supervision.beats import Beats
 from .supervision.clocks import NodeClocks
-from .supervision.reporting import HostReport, Looks, ProgressReport
+from .supervision.reporting import KeeperReport, Looks, ProgressReport
 from .supervision.supervisors import Supervisors
 
 _log = logging.getLogger("unbroken.agent")
@@ -116,7 +116,7 @@ class Agent:
         self._unsent: list[Message] = []
         self._port, self._pair_port = PortReservation(), PortReservation()
         self._progress = ProgressReport()
-        self._hosts = HostReport(lambda event: self._tell(op="keeper", **event))
+        self._keeper_report = KeeperReport(lambda event: self._tell(op="keeper", **event))
         self._starting = Starting(node, scratch, self._folder, self.keeper.socket, owner, self._tell)
         self._changing = asyncio.Lock()
         """Ranks are being launched, or ended."""
@@ -190,6 +190,7 @@ class Agent:
         for message in self._unsent:
             link.tell(**message, sent=time.monotonic())
         self._unsent.clear()
+        self._keeper_report.repeat(self.attempt)
         beside = [asyncio.create_task(self._beats.send(link, lambda: self.keeper.alive))]
         if self._shipper is not None:
             beside.append(asyncio.create_task(self._shipper.run(link)))
@@ -454,10 +455,7 @@ class Agent:
         return self._starting.end_ranks()
 
     async def _on_keeper(self, event: Message) -> None:
-        if event.get("event") == "host":
-            self._hosts.add(event, len(self.ranks))
-            return
-        self._tell(op="keeper", **event)
+        self._keeper_report.add(event, len(self.ranks))
 
 
 def main() -> None:

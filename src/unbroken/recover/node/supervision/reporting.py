@@ -64,15 +64,26 @@ class ProgressReport:
         return {"groups": [[pack(ranks), *key] for key, ranks in groups.items()], "steps": steps} | work
 
 
-class HostReport:
-    """Which ranks have a snapshot in their keeper: told once for the node, when all have it or a moment has passed."""
+class KeeperReport:
+    """What a node's keeper tells. Which ranks have a snapshot is told once for the node, when all have it or a moment has passed;
+    what an attempt went on from is told again to each supervisor that takes over: with the one before it may be lost."""
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self._events: dict[tuple[int, int], list[Message]] = {}
+        self._restored: Message | None = None
+
+    def repeat(self, attempt: int) -> None:
+        """Says once more what the attempt went on from, if it has asked here."""
+        if self._restored is not None and self._restored["attempt"] == attempt:
+            self._send(self._restored)
 
     def add(self, event: Message, ranks: int) -> None:
-        """Takes a keeper's event `host`; `ranks` is how many the node has."""
+        """Takes a keeper's event; `ranks` is how many the node has."""
+        if event.get("event") != "host":
+            self._restored = event if event.get("event") == "restored" else self._restored
+            self._send(event)
+            return
         key = (event["attempt"], event["step"])
         events = self._events.setdefault(key, [])
         events.append(event)
