@@ -378,7 +378,7 @@ def cost_of(call: Any, times: int = 40, within_s: float = 0.25) -> Any:
 
 def profile_calls(n: Any) -> dict[str, Any]:
     """Each NVML call that telemetry makes or could make, by itself on GPU 0, repeated."""
-    from unbroken.telemetry.samplers import gpu, links
+    from unbroken.telemetry.samplers import gpm, gpu, links
 
     h = n.nvmlDeviceGetHandleByIndex(0)
     up = links.links_up(n, h)
@@ -408,9 +408,9 @@ def profile_calls(n: Any) -> dict[str, Any]:
         time.sleep(0.15)
         n.nvmlGpmSampleGet(h, samples[1])
         request = n.c_nvmlGpmMetricsGet_t()
-        request.version, request.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, len(gpu.GPM_METRICS)
+        request.version, request.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, len(gpm.GPM_METRICS)
         request.sample1, request.sample2 = samples
-        for i, (_, constant, _) in enumerate(gpu.GPM_METRICS):
+        for i, (_, constant, _) in enumerate(gpm.GPM_METRICS):
             request.metrics[i].metricId = getattr(n, constant)
         out["GPM metrics"] = cost_of(lambda: n.nvmlGpmMetricsGet(request))
         for s in samples:

@@ -214,20 +214,20 @@ def test_the_real_library_has_every_name_that_is_used() -> None:
 
     import pynvml
 
-    from unbroken.telemetry.samplers import gpu, links
+    from unbroken.telemetry.samplers import gpm, gpu, links
 
     used = set(
         re.findall(
             r"\b(?:n|nvml|self\._nvml)\.(nvml\w+|NVML\w*|c_nvml\w+)",
-            inspect.getsource(gpu) + inspect.getsource(links),
+            inspect.getsource(gpu) + inspect.getsource(gpm) + inspect.getsource(links),
         )
     )
-    used |= {constant for _, constant, _ in gpu.GPM_METRICS}
+    used |= {constant for _, constant, _ in gpm.GPM_METRICS}
     used |= {*links.BY_LINK, *links.TOTALS, *links.COUNTERS}
     used |= {f for table in (gpu.MEDIUM_FIELDS, gpu.SLOW_FIELDS) for _, names, _ in table for f in names}
     assert len(used) > 40
     assert {u for u in used if not hasattr(pynvml, u)} == set()
-    assert len(gpu.GPM_METRICS) <= pynvml.NVML_GPM_METRIC_MAX
+    assert len(gpm.GPM_METRICS) <= pynvml.NVML_GPM_METRIC_MAX
     assert [
         getattr(pynvml, f"NVML_VALUE_TYPE_{t}") for t in ("DOUBLE", "UNSIGNED_INT", "UNSIGNED_LONG_LONG")
     ] == [0, 1, 3]

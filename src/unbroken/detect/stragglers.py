@@ -32,11 +32,12 @@ class SlowKind(StrEnum):
 @dataclass(frozen=True)
 class RankWork:
     """One rank's window of steps, in seconds a step: `busy` not waiting for others, `peak` that of its worst step, `data` waiting for
-    its data. None: not known."""
+    its data. None: not known. `counted`: `busy` is from the GPU's counters, so that time in which the GPU had nothing to do is none of it."""
 
     busy: float
     peak: float | None = None
     data: float | None = None
+    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,8 +258,8 @@ class SlowWatch:
                 kind = SlowKind.STORAGE
             elif busy - usual_busy > excess / 2:
                 kind = SlowKind.EVERYBODY
-            else:
-                kind = SlowKind.FABRIC
+            elif not any(w.counted for w in known.values()):
+                kind = SlowKind.FABRIC  # else it may be the processors that the GPUs wait for
         self._slow.append(kind)
         if kind is None or len(self._slow) < 2 * s.held or {*self._slow} != {kind}:
             return None

@@ -3,26 +3,61 @@
 On a processor: the time of its main thread on one, by the kernel's count (`schedstat`). A rank that waits for the others in a
 collective sleeps. How long it waited for a processor is left out: on a host with more ranks than cores, or beside other jobs, that
 names somebody else each minute. With a GPU the main thread tells nothing (waiting for a
-kernel spins): there only what the script reports counts (`run.step(..., busy=...)`).
+kernel spins): there what the script reports counts (`run.step(..., busy=...)`), and without it what the GPU's counters say.
+
+The counters' model: an SM is busy in a share `a_work` of the time in which the GPU works, and in a share `a_wait` while it waits in an
+NCCL kernel, which spins on some of the SMs. So the share of busy SMs makes ranks look more alike than they are (waiting counts as
+work), and a rank that waits in NCCL busier than one that waits for its processor: somebody would be named for waiting. Tensor cores do
+nothing in an NCCL kernel: for them `a_wait` is 0, and the ratio of two ranks' shares is that of their work, if they launch the same
+kernels. Their share is compared, therefore. That of busy SMs says whether the GPU is what a step takes its time for, and whether the
+rank with the most work waits less for it than its peers, as who holds them up does: an SM is busy for `a_work` and `a_wait`, a tensor
+core for work alone, so the one by the other grows with waiting.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from typing import Protocol
 
 from ..progress import StepRecord
+from .stragglers import RankWork
 
 LEAST_STEPS, LEAST_S = 10, 1.0
 """Short steps are put together: what lasts a moment only is some other process's."""
+LEAST_ACTIVE = 0.7
+"""Where no GPU's SMs are busy for so much of the time, it is not the GPU that a step waits for, and its counters name nobody."""
+_SPAN = 0.2
+"""What was read of a GPU covers its window, but for so much of it."""
+
+
+@dataclass(frozen=True)
+class GpuActivity:
+    """Means of a GPU's counters over the `seconds` up to a reading: the share of its SMs that were busy, and of its tensor cores."""
+
+    seconds: float
+    active: float
+    tensor: float
+
+
+class GpuReader(Protocol):
+    """Reads the counters of one rank's GPU, and stops nobody who asks."""
+
+    def ask(self) -> None:
+        """Has them read now, since the time before."""
+
+    def answer(self) -> GpuActivity | None:
+        """What was found since it was last asked, once; None where there is nothing yet, or will be nothing."""
 
 
 @dataclass(frozen=True)
 class WorkWindow:
     """`steps` steps that ended with `step`, in seconds a step: `wall` between its ends, `busy` at work, `peak` the work of the worst step (None where it is not known). Ranks
-    with the same `peers` do the same work; `data` it waited for its data (None where it is not known)."""
+    with the same `peers` do the same work; `data` it waited for its data (None where it is not known). Where `active` is there, the GPU's
+    counters were read: it is the share of busy SMs, and `busy` the time that the tensor cores were busy, which is compared with such alone."""
 
     step: int
     steps: int
@@ -31,17 +66,19 @@ class WorkWindow:
     peak: float | None = None
     peers: int = 0
     data: float | None = None
+    active: float | None = None
 
 
 class WorkMeter:
     """One rank's; a new one for each process."""
 
-    def __init__(self, pid: int, *, on_processor: bool = True) -> None:
-        """`on_processor` is False for ranks with a GPU."""
-        self._pid, self._on_processor = pid, on_processor
+    def __init__(self, pid: int, *, on_processor: bool = True, gpu: GpuReader | None = None) -> None:
+        """`on_processor` is False for ranks with a GPU, of which `gpu` reads the counters; None where they are not to be read."""
+        self._pid, self._on_processor, self._gpu = pid, on_processor, gpu
+        self._asked: WorkWindow | None = None
         self._count, self._at, self._used = 0, 0.0, 0.0
         self._data_s: float | None = None
-        self._begun = False
+        self._begun, self._trained = False, True
         self._reported: list[float | None] = []
 
     def take(
@@ -51,31 +88,73 @@ class WorkMeter:
         now: float,
         peers: int = 0,
         data_s: float | None = None,
+        *,
+        training: bool = True,
     ) -> WorkWindow | None:
         """The window that is over, if one is: `count` steps were made so far, `records` are the newest of them, and it has waited `data_s`
-        for data so far."""
+        for data so far. `training` is False while it does something else, such as an evaluation."""
         # What a script reckons may be below 0 by a little; whoever gets the window refuses all that comes with such a number.
         self._reported += [
             max(0.0, r.busy) if r.busy is not None and math.isfinite(r.busy) else None for r in records
         ]
         data_s = data_s if data_s is not None and math.isfinite(data_s) else None
+        self._trained &= training
         steps, wall = count - self._count, now - self._at
         if self._begun and (steps < LEAST_STEPS or wall < LEAST_S):
-            return None
+            return self._take_counted()
         before, self._used = self._used, read_used(self._pid) if self._on_processor else 0.0
         waited, self._data_s = self._data_s, data_s
         reported, self._reported = self._reported, []
         begun, self._begun = self._begun, True
         self._count, self._at = count, now
+        trained, self._trained = self._trained, training
         last = records[-1].step if records else -1
+        given = [b for b in reported if b is not None]
+        if given:
+            self._gpu = None  # the script knows better
+        if self._gpu is not None:
+            self._asked = None
+            self._gpu.ask()
         if not begun or last < 0:
             return None
         data = None if data_s is None else max(0.0, data_s - (waited or 0.0)) / steps
-        given = [b for b in reported if b is not None]
         if reported and len(given) == len(reported):
             return WorkWindow(last, steps, wall / steps, sum(given) / len(given), max(given), peers, data)
+        if self._gpu is not None:
+            self._asked = WorkWindow(last, steps, wall / steps, 0.0, None, peers, data) if trained else None
+            return None
         busy = max(0.0, self._used - before) / steps
         return WorkWindow(last, steps, wall / steps, busy, None, peers, data) if busy > 0 else None
+
+    def _take_counted(self) -> WorkWindow | None:
+        """The last window, once its GPU's counters are read."""
+        if self._asked is None or self._gpu is None or (found := self._gpu.answer()) is None:
+            return None
+        w, self._asked = self._asked, None
+        if abs(found.seconds / (w.wall * w.steps) - 1) > _SPAN:
+            return None  # read late, or over two windows
+        return replace(w, busy=found.tensor * w.wall, active=found.active) if found.tensor > 0 else None
+
+
+def reckon_work(windows: Mapping[int, WorkWindow]) -> dict[int, RankWork]:
+    """What is compared of the ranks' windows. Where somebody tells his work himself, those alone who do; else the counters of GPUs, in
+    seconds as if the busiest one had worked whenever its SMs were busy: the ratios are those of the tensor cores. Nothing where the GPUs are
+    not what the step waits for, or the busiest one waits itself."""
+    told = {r: RankWork(w.busy, w.peak, w.data) for r, w in windows.items() if w.active is None}
+    if told or not windows:
+        return told
+    shares = {r: w.busy / w.wall for r, w in windows.items() if w.wall > 0 and w.busy > 0}
+    if not shares:
+        return {}
+    top = max(shares, key=lambda r: shares[r])
+    active = windows[top].active or 0.0
+    waits = {
+        r: (windows[r].active or 0.0) / x for r, x in shares.items() if windows[r].peers == windows[top].peers
+    }
+    if active < LEAST_ACTIVE or waits[top] > median(waits.values()):
+        return {}
+    second = active / shares[top] * median(w.wall for w in windows.values())
+    return {r: RankWork(x * second, None, windows[r].data, counted=True) for r, x in shares.items()}
 
 
 def read_used(pid: int) -> float:

@@ -48,6 +48,10 @@ class FakeGpu:
     xids: list[int] = field(default_factory=list)
     """Events that wait to be read."""
     lost: bool = False
+    split: bool = False
+    """By MIG."""
+    processes: tuple[int, ...] = ()
+    """Which have work on it."""
 
 
 _GPM = ["SM_UTIL", "SM_OCCUPANCY", "ANY_TENSOR_UTIL", "DRAM_BW_UTIL", "FP64_UTIL", "FP32_UTIL", "FP16_UTIL", "PCIE_TX_PER_SEC", "PCIE_RX_PER_SEC", "NVLINK_TOTAL_TX_PER_SEC", "NVLINK_TOTAL_RX_PER_SEC"]  # fmt: skip
@@ -69,7 +73,7 @@ _FIELDS: dict[str, Callable[[FakeGpu], int | None]] = {
 
 
 class FakeNvml:
-    """Answers the calls that `unbroken.telemetry.samplers.gpu` makes, and counts them in `calls`."""
+    """Answers the calls that samplers of GPUs and agents make, and counts them in `calls`."""
 
     NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_TIMEOUT, NVML_ERROR_GPU_IS_LOST = 0, 3, 10, 15
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_FEATURE_ENABLED = 0, 1, 2, 1
@@ -113,6 +117,15 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
+
+    def nvmlDeviceGetUUID(self, h: int) -> str:
+        return f"GPU-{h:08d}"
+
+    def nvmlDeviceGetMigMode(self, h: int) -> list[int]:
+        return [int(self._gpu(h).split)] * 2
+
+    def nvmlDeviceGetComputeRunningProcesses(self, h: int) -> list[Any]:
+        return [SimpleNamespace(pid=pid) for pid in self._gpu(h).processes]
 
     def nvmlDeviceGetName(self, h: int) -> str:
         return self.gpus[h].name

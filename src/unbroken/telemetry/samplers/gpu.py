@@ -24,6 +24,7 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra
 from . import links
+from .gpm import GPM_METRICS, GpmCounters
 from .links import VALUE_TYPES
 from .reading import Coverage, Reading
 
@@ -36,24 +37,7 @@ GPU_SHARE = 0.004
 """Of a core, that reading the GPUs of a node may take: 0.4 %; the rest of the promised 0.5 % is for host and files."""
 PREPAID_S = 10.0
 """CPU time that is not used is kept for so many seconds."""
-MIB = 2**20
 GIB = 2**30
-GPM_LEAST_S = 0.1
-
-GPM_METRICS: tuple[tuple[str, str, float], ...] = (
-    # Schema metric, NVML's constant, factor into the schema's unit (NVML gives percent and MiB/s).
-    ("sm_active_pct", "NVML_GPM_METRIC_SM_UTIL", 1.0),
-    ("sm_occupancy_pct", "NVML_GPM_METRIC_SM_OCCUPANCY", 1.0),
-    ("tensor_active_pct", "NVML_GPM_METRIC_ANY_TENSOR_UTIL", 1.0),
-    ("dram_active_pct", "NVML_GPM_METRIC_DRAM_BW_UTIL", 1.0),
-    ("fp64_active_pct", "NVML_GPM_METRIC_FP64_UTIL", 1.0),
-    ("fp32_active_pct", "NVML_GPM_METRIC_FP32_UTIL", 1.0),
-    ("fp16_active_pct", "NVML_GPM_METRIC_FP16_UTIL", 1.0),
-    ("pcie_tx_bytes_per_s", "NVML_GPM_METRIC_PCIE_TX_PER_SEC", MIB),
-    ("pcie_rx_bytes_per_s", "NVML_GPM_METRIC_PCIE_RX_PER_SEC", MIB),
-    ("nvlink_tx_bytes_per_s", "NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", MIB),
-    ("nvlink_rx_bytes_per_s", "NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", MIB),
-)
 
 MEDIUM_FIELDS: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("gpu_mem_temp_c", ("NVML_FI_DEV_MEMORY_TEMP",), 1.0),
@@ -127,9 +111,8 @@ class _Gpu:
     handle: Any
     fast: list[Call] = field(default_factory=list)
     paced: list[Paced] = field(default_factory=list)
-    samples: list[Any] = field(default_factory=list)
-    """Two GPM samples, the older first; empty where GPM is not supported."""
-    sampled: float | None = None
+    gpm: GpmCounters | None = None
+    """None where GPM is not supported."""
     lost: bool = False
 
 
@@ -159,7 +142,6 @@ class GpuSampler:
         for p in slow:
             p.share = SLOW_SHARE / len(slow)
         self._by_bus = {self._bus(g.handle): g.index for g in self._gpus}
-        self._gpm: Any = self._gpm_request() if any(g.samples for g in self._gpus) else None
         self._events = self._register_events()
 
     @property
@@ -198,9 +180,9 @@ class GpuSampler:
         """Frees the samples and the event set."""
         with contextlib.suppress(self._nvml.NVMLError):
             for g in self._gpus:
-                for s in g.samples:
-                    self._nvml.nvmlGpmSampleFree(s)
-                g.samples = []
+                if g.gpm is not None:
+                    g.gpm.close()
+                    g.gpm = None
             if self._events is not None:
                 self._nvml.nvmlEventSetFree(self._events)
                 self._events = None
@@ -218,11 +200,10 @@ class GpuSampler:
             p.took(now, self._timer() - began)
             if not there:
                 return
-        if g.samples:
-            try:
-                self._read_gpm(g, now, out)
-            except self._nvml.NVMLError:
-                g.sampled = None
+        if g.gpm is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                _, means = g.gpm.read(now) or (0.0, {})
+                out.extend([Reading(g.index, None, metric, value) for metric, value in means.items()])
 
     def _read_call(self, g: _Gpu, call: Call, out: list[Reading]) -> bool:
         """Adds what a call gives; False if the GPU is lost."""
@@ -282,7 +263,7 @@ class GpuSampler:
         ):
             if paced is not None and self._answers(metric, paced):
                 g.paced.append(Paced(paced, period))
-        g.samples = self._gpm_samples(h)
+        g.gpm = self._open_gpm(h)
         return g
 
     def _answers(self, metric: str, call: Call) -> bool:
@@ -331,46 +312,15 @@ class GpuSampler:
 
         return read
 
-    def _gpm_samples(self, handle: Any) -> list[Any]:
-        n = self._nvml
+    def _open_gpm(self, handle: Any) -> GpmCounters | None:
         try:
-            if not n.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                raise n.NVMLError(n.NVML_ERROR_NOT_SUPPORTED)
-            samples = [n.nvmlGpmSampleAlloc(), n.nvmlGpmSampleAlloc()]
-            n.nvmlGpmSampleGet(handle, samples[0])
-        except (n.NVMLError, AttributeError) as e:
+            counters = GpmCounters(self._nvml, handle)
+        except (self._nvml.NVMLError, AttributeError) as e:
             for metric, _, _ in GPM_METRICS:
                 self._missing.setdefault(metric, f"no GPM counters (Hopper and newer have them): {e}")
-            return []
+            return None
         self._metrics.update(m for m, _, _ in GPM_METRICS)
-        return samples
-
-    def _gpm_request(self) -> Any:
-        request = self._nvml.c_nvmlGpmMetricsGet_t()
-        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = len(GPM_METRICS)
-        for i, (_, constant, _) in enumerate(GPM_METRICS):
-            request.metrics[i].metricId = getattr(self._nvml, constant)
-        return request
-
-    def _read_gpm(self, g: _Gpu, now: float, out: list[Reading]) -> None:
-        n = self._nvml
-        old, new = g.samples
-        if g.sampled is not None and now - g.sampled < GPM_LEAST_S:
-            return
-        n.nvmlGpmSampleGet(g.handle, new)
-        g.samples = [new, old]
-        first, g.sampled = g.sampled is None, now
-        if first:
-            return
-        request = self._gpm
-        request.sample1, request.sample2 = old, new
-        n.nvmlGpmMetricsGet(request)
-        for i, (metric, _, factor) in enumerate(GPM_METRICS):
-            answer = request.metrics[i]
-            # Not a number: the counter was not scheduled in this interval.
-            if answer.nvmlReturn == n.NVML_SUCCESS and answer.value == answer.value:
-                out.append(Reading(g.index, None, metric, answer.value * factor))
+        return counters
 
     def _register_events(self) -> Any:
         n = self._nvml

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import UnbrokenError
-from ...telemetry.samplers.gpu import GPM_LEAST_S, GPM_METRICS, GpuSampler, load_nvml
+from ...telemetry.samplers.gpm import GPM_LEAST_S, GPM_METRICS
+from ...telemetry.samplers.gpu import GpuSampler, load_nvml
 
 PERIOD_S = 0.125
 """8 samples a second; GPM needs more than 0.1 s between two."""

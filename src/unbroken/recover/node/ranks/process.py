@@ -28,6 +28,7 @@ from ...wire import Message
 from ..logs.folder import NodeFolder
 from ..logs.log_follower import LogFollower
 from ..warm.process import RankStart
+from .counters import NodeCounters
 from .flight import ask_for_dump, record_flight, remove_pipes
 from .kernel_log import killed_for_memory
 
@@ -116,8 +117,10 @@ class LaunchOrder:
 class RankProcess:
     """A launched rank. `killed_by_agent` says that we ended it ourselves, so that its end explains nothing."""
 
-    def __init__(self, process: Process, start: RankStart, follow_log: bool) -> None:
-        """`prepare_files` was called for this start."""
+    def __init__(
+        self, process: Process, start: RankStart, follow_log: bool, counters: NodeCounters | None = None
+    ) -> None:
+        """`prepare_files` was called for this start. `counters` are those of the node's GPUs."""
         self._process, self.rank, self.attempt = process, start.rank, start.attempt
         self._page = PageReader(Path(start.env["UNBROKEN_PAGE"]))
         self._env = start.env
@@ -134,7 +137,8 @@ class RankProcess:
         self._cpu = 0.0
         self._cpu_at = 0.0
         self._busy_count = 0
-        self._meter = WorkMeter(process.pid, on_processor=not start.env.get("CUDA_VISIBLE_DEVICES"))
+        gpu = counters.of_rank(start.env) if counters is not None else None
+        self._meter = WorkMeter(process.pid, on_processor=not start.env.get("CUDA_VISIBLE_DEVICES"), gpu=gpu)
         self.work: WorkWindow | None = None
         """Its newest window, until somebody takes it."""
 
@@ -246,10 +250,13 @@ class RankProcess:
                 # What looks like a step is not believed before it has advanced a few times.
                 records, source = [], "idle"
                 self._watch_cpu(now)
-        elif (
-            window := self._meter.take(progress.count, records, now, progress.peers, progress.data_s)
-        ) is not None:
-            self.work = window
+        else:
+            training = progress.phase is not Phase.EVALUATING
+            window = self._meter.take(
+                progress.count, records, now, progress.peers, progress.data_s, training=training
+            )
+            if window is not None:
+                self.work = window
         count = {"page": progress.count, "log": self._log.count, "idle": self._busy_count}[source]
         phase = progress.phase
         if source != "page" and count:

@@ -17,6 +17,7 @@ from ..warm.caches import CompileCaches
 from ..warm.imports import check_lines
 from ..warm.pool import WarmPool
 from ..warm.process import RankStart
+from .counters import NodeCounters
 from .process import LaunchOrder, RankProcess, as_a_rank, describe_start, prepare_files, run_cold
 
 _WITHOUT_STEPS_S = 600.0
@@ -36,6 +37,7 @@ class Starting:
         self._keeper_socket, self._owner = keeper_socket, owner
         self._pool = WarmPool(node, scratch, owner, as_a_rank, tell)
         self._caches = CompileCaches()
+        self._counters = NodeCounters()
         self._order: LaunchOrder | None = None
         self._due: float | None = None
         """When warm processes are to be made (CLOCK_MONOTONIC)."""
@@ -66,7 +68,7 @@ class Starting:
                 if order.warm_after is not None:
                     start = self._pool.record(order.ranks[rank], start)
                 process = run_cold(start, self._node, self._owner)
-            started(RankProcess(process, start, order.follow_log))
+            started(RankProcess(process, start, order.follow_log, self._counters))
         if order.warm_after is not None:
             self._pool.expect(order.warm_after)
             self._due = time.monotonic() + _WITHOUT_STEPS_S + order.warm_after

@@ -25,6 +25,7 @@ class ProgressReport:
         self._news: dict[int, Message] = {}
         self._steps: dict[int, int] = {}
         self._work: list[list[Any]] = []
+        self._counted: list[list[Any]] = []
         self._lead: int | None = None
         self._lead_steps: list[Any] = []
 
@@ -44,8 +45,12 @@ class ProgressReport:
 
     def add_work(self, rank: int, w: WorkWindow) -> None:
         """Takes what a rank worked in a window of its steps."""
-        row = (w.wall, w.busy, w.peak)
-        seconds = [None if x is None else round(x, 7) for x in row]
+        if w.active is not None:  # apart: an older supervisor passes over what it has no name for
+            data = None if w.data is None else round(w.data, 7)
+            row = [rank, w.step, w.steps, round(w.wall, 7), round(w.busy, 7), round(w.active, 4)]
+            self._counted.append([*row, w.peers, data])
+            return
+        seconds = [None if x is None else round(x, 7) for x in (w.wall, w.busy, w.peak)]
         # An older supervisor refuses what it does not know: what is not there is not named.
         more = [w.peers] if w.data is None else [w.peers, round(w.data, 7)]
         self._work.append([rank, w.step, w.steps, *seconds, *(more if any(more) else [])])
@@ -59,8 +64,8 @@ class ProgressReport:
             key = (n["count"], n["phase"], n["source"], n["total"], self._steps.get(rank, -1))
             groups.setdefault(key, []).append(rank)
         steps = {str(self._lead): self._lead_steps} if self._lead_steps else {}
-        work = {"work": self._work} if self._work else {}
-        self._news, self._lead_steps, self._work = {}, [], []
+        work = {k: v for k, v in (("work", self._work), ("counted", self._counted)) if v}
+        self._news, self._lead_steps, self._work, self._counted = {}, [], [], []
         return {"groups": [[pack(ranks), *key] for key, ranks in groups.items()], "steps": steps} | work
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ....detect.stragglers import RankWork, SlowFinding, SlowWatch
-from ....detect.work import WorkWindow
+from ....detect.stragglers import SlowFinding, SlowWatch
+from ....detect.work import WorkWindow, reckon_work
 
 
 class WorkFollower:
@@ -20,18 +20,19 @@ class WorkFollower:
         self._news: dict[int, WorkWindow] = {}
         self.finding: tuple[SlowFinding, int] | None = None
 
-    def take(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Takes an agent's rows `[rank, step, steps, wall, busy, peak, peers, data]`, of which the last two may be left out; a window is judged once all ranks have told one."""
+    def take(self, rows: Sequence[Sequence[Any]], counted: Sequence[Sequence[Any]] = ()) -> None:
+        """Takes an agent's rows `[rank, step, steps, wall, busy, peak, peers, data]`, of which the last two may be left out, and those of
+        GPUs' counters, `[rank, step, steps, wall, busy, active, peers, data]`; a window is judged once all ranks have told one."""
         for rank, *window in rows:
             self._news[rank] = WorkWindow(*window)
+        for rank, step, steps, wall, busy, active, peers, data in counted:
+            self._news[rank] = WorkWindow(step, steps, wall, busy, None, peers, data, active)
         if not self._ranks <= self._news.keys():
             return
         news, self._news = self._news, {}
         self._peers.update({r: str(w.peers) for r, w in news.items() if w.peers or r in self._peers})
         step, steps = min(w.step for w in news.values()), min(w.steps for w in news.values())
         step_s = median(w.wall for w in news.values())
-        found = self._watch.observe(
-            step, step_s, {r: RankWork(w.busy, w.peak, w.data) for r, w in news.items()}
-        )
+        found = self._watch.observe(step, step_s, reckon_work(news))
         if found is not None:
             self.finding = (found, steps)

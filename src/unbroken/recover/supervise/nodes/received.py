@@ -148,6 +148,7 @@ def _groups(m: Message, world_size: int) -> None:
         _rank(rank, world_size)
         _steps(steps)
     _work(m.get("work", []), world_size)
+    _counted(m.get("counted", []), world_size)
 
 
 def _work(rows: Any, world_size: int) -> None:
@@ -166,6 +167,17 @@ def _work(rows: Any, world_size: int) -> None:
             whole(row[6], "peers", 0, _MOST)
         if len(row) > 7:
             number(row[7], "seconds of waiting for data", 0.0, _LATEST)
+
+
+def _counted(rows: Any, world_size: int) -> None:
+    """Rows `[rank, step, steps, wall, busy, active, peers, data]`: seconds, `active` a share, `data` seconds or null."""
+    if not isinstance(rows, list):
+        raise Malformed("'counted' is no list")
+    for row in rows:
+        if not isinstance(row, list) or len(row) != 8:
+            raise Malformed("a row of 'counted' is no list of eight")
+        number(row[5], "share of busy SMs", 0.0, 1.0)
+        _work([[*row[:5], None, row[6], *([] if row[7] is None else [row[7]])]], world_size)
 
 
 def _news(news: Message) -> None:

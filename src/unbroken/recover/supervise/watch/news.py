@@ -61,7 +61,7 @@ class News:
         elif op == "progress" and message["attempt"] == attempt.number:
             if "groups" in message:
                 steps = attempt.take_groups(message["sent"], message["groups"], message["steps"])
-                attempt.work.take(message.get("work", []))
+                attempt.work.take(message.get("work", []), message.get("counted", []))
             else:
                 steps = attempt.take(message["sent"], message["ranks"])
             if steps:

@@ -1,0 +1,222 @@
+"""The work of ranks on GPUs whose script tells nothing: read from the GPUs' counters, and nobody is named for waiting."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from unbroken.detect.stragglers import SlowFinding, SlowKind
+from unbroken.detect.work import GpuActivity, WorkMeter, WorkWindow, reckon_work
+from unbroken.errors import UnbrokenError
+from unbroken.link.bounds import Malformed
+from unbroken.progress import StepRecord
+from unbroken.recover.node.ranks.counters import NodeCounters, RankCounters, find_gpu
+from unbroken.recover.node.supervision.reporting import ProgressReport
+from unbroken.recover.supervise.attempt.slow import WorkFollower
+from unbroken.recover.supervise.nodes.received import check
+from unbroken.testing.nvml import FakeGpu, FakeNvml
+
+A_WORK, A_WAIT, TENSOR = 0.96, 0.18, 0.6
+"""Of the time at work SMs and tensor cores are busy so much, and SMs that wait in NCCL."""
+ENV = {"CUDA_VISIBLE_DEVICES": "GPU-00000000,GPU-00000001", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+def row(rank: int, k: int, step_s: float, work: float, waits: float) -> list[Any]:
+    """What an agent tells of a rank that works so much of a step and waits so much of it in NCCL."""
+    active = (A_WORK * work + A_WAIT * waits) / step_s
+    return [rank, 10 * k, 10, step_s, TENSOR * work, active, 0, None]
+
+
+def follow(
+    work: Mapping[int, float], *, idle: Mapping[int, float] | None = None, windows: int = 20
+) -> list[SlowFinding]:
+    """What is found of eight ranks whose work is 0.1 s times a factor: all wait in NCCL for the last one, after so much time with
+    nothing to do on their GPU."""
+    follower, draw, found = WorkFollower({r: f"n{r // 2}" for r in range(8)}), random.Random(0), []
+    own, idle = {r: 0.1 * work.get(r, 1.0) for r in range(8)}, idle or {}
+    step_s = max(own[r] + idle.get(r, 0.0) for r in range(8))
+    for k in range(1, windows + 1):
+        rows = [
+            row(r, k, step_s, own[r] * draw.gauss(1, 0.005), step_s - own[r] - idle.get(r, 0.0))
+            for r in range(8)
+        ]
+        follower.take([], rows)
+        if follower.finding is not None:
+            found.append(follower.finding[0])
+            follower.finding = None
+    return found
+
+
+def test_a_rank_a_tenth_slower_is_named_by_its_counters_with_what_it_costs() -> None:
+    first = follow({5: 1.1})[0]
+    assert (first.kind, first.ranks, first.nodes) == (SlowKind.NODE, (5,), ("n2",))
+    assert first.excess == pytest.approx(0.01, rel=0.2) and first.step <= 100
+    assert not follow({}) and not follow({5: 1.04})
+
+
+def test_who_waits_in_nccl_for_processors_that_lag_is_not_named() -> None:
+    """Five ranks have nothing to do for half of a step; the SMs of the three that wait for them are busier, by a tenth and more."""
+    idle = dict.fromkeys(range(5), 0.05)
+    active = [row(r, 1, 0.15, 0.1, 0.05 if r > 4 else 0.0)[5] for r in (0, 7)]
+    assert active[1] > 1.08 * active[0]
+    assert not follow({}, idle=idle)
+    assert not follow({7: 1.1}, idle=idle), "its GPU is slow, and nobody waits for it"
+
+
+def test_a_run_that_grows_slow_is_no_fabric_where_counters_alone_speak() -> None:
+    follower = WorkFollower({r: f"n{r // 2}" for r in range(8)})
+    for k in range(1, 40):
+        step_s = 0.1 if k < 20 else 0.13
+        follower.take([], [row(r, k, step_s, 0.09, step_s - 0.09) for r in range(8)])
+    assert follower.finding is None
+
+
+def test_who_tells_his_work_is_not_compared_with_counters() -> None:
+    told, counted = WorkWindow(10, 10, 1.0, 0.5), WorkWindow(10, 10, 1.0, 0.6, active=0.9)
+    assert set(reckon_work({0: told, 1: counted, 2: told})) == {0, 2}
+    assert reckon_work({1: counted})[1].busy == pytest.approx(0.9)
+    assert reckon_work({1: WorkWindow(10, 10, 1.0, 0.0, active=0.9)}) == {} == reckon_work({})
+
+
+class Reader:
+    """Answers with what it was given, when asked."""
+
+    def __init__(self, found: GpuActivity | None) -> None:
+        self.found, self.asked = found, 0
+
+    def ask(self) -> None:
+        self.asked += 1
+
+    def answer(self) -> GpuActivity | None:
+        return self.found
+
+
+def window(
+    reader: Reader, busy: float | None = None, *, training: bool = True
+) -> tuple[WorkWindow | None, WorkWindow | None]:
+    """What a meter says at the end of a window of ten steps of 0.5 s, and a moment later."""
+    meter = WorkMeter(1, on_processor=False, gpu=reader)
+    meter.take(0, [], 100.0)
+    meter.take(5, [], 102.0, training=training)
+    records = [StepRecord(s, 0, 1.0, 0.0, busy=busy) for s in range(10)]
+    return meter.take(10, records, 105.0), meter.take(10, [], 105.05)
+
+
+def test_a_window_has_what_was_counted_between_its_ends() -> None:
+    reader = Reader(GpuActivity(5.01, 0.9, 0.5))
+    at_once, later = window(reader)
+    assert at_once is None and reader.asked == 2
+    assert later is not None and (later.busy, later.active, later.wall) == (0.25, 0.9, 0.5)
+    assert window(Reader(None)) == (None, None), "the driver does not answer"
+    assert window(Reader(GpuActivity(12.0, 0.9, 0.5))) == (None, None), "of more than the window"
+    assert window(Reader(GpuActivity(5.0, 0.9, 0.0))) == (None, None), "no tensor core works"
+    assert window(Reader(GpuActivity(5.0, 0.9, 0.5)), training=False) == (None, None), "an evaluation"
+
+
+def test_a_script_that_tells_its_work_goes_before_the_counters() -> None:
+    reader = Reader(GpuActivity(5.0, 0.9, 0.5))
+    at_once, later = window(reader, busy=0.3)
+    assert at_once is not None and at_once.active is None and at_once.busy == pytest.approx(0.3)
+    assert later is None and reader.asked == 1
+
+
+def test_counters_travel_apart_from_what_scripts_tell() -> None:
+    report = ProgressReport()
+    news = {"count": 10, "phase": 2, "source": "page", "total": None, "steps": [[9, "0x1p0", 0, 1.0]]}
+    report.add(0, news, [0])
+    report.add_work(0, WorkWindow(9, 10, 0.5, 0.25, None, 3, None, 0.9))
+    sent = report.take()
+    assert (
+        sent is not None and "work" not in sent and sent["counted"] == [[0, 9, 10, 0.5, 0.25, 0.9, 3, None]]
+    )
+    message = {"op": "progress", "attempt": 1, "sent": 1.0, "groups": [], "steps": {}}
+    assert check(message | {"counted": sent["counted"]}, 8)
+    good = sent["counted"][0]
+    for bad in (
+        {}, [[]], [good[:7]], [[*good, 1]], [[8, *good[1:]]], [[*good[:5], 1.5, 3, None]], [[*good[:5], None, 3, None]],
+        [[*good[:6], 3, -1.0]], [[*good[:4], "x", *good[5:]]],
+    ):  # fmt: skip
+        with pytest.raises(Malformed):
+            check(message | {"counted": bad}, 8)
+
+
+# --- the driver
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 5
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
+
+
+def opened(nvml: Any) -> tuple[NodeCounters, RankCounters]:
+    node = NodeCounters(lambda: nvml)
+    rank = node.of_rank(ENV)
+    assert rank is not None
+    return node, rank
+
+
+def test_two_readings_give_the_means_of_the_ranks_own_gpu() -> None:
+    gpus = [FakeGpu(), FakeGpu(gpm_values={"SM_UTIL": 90.0, "ANY_TENSOR_UTIL": 45.0}, processes=(7,))]
+    nvml = FakeNvml(gpus)
+    _, rank = opened(nvml)
+    rank.ask()
+    assert wait_for(lambda: not rank._waits) and rank.answer() is None
+    time.sleep(0.11)
+    nvml.calls = 0
+    rank.ask()
+    found = wait_for(rank.answer)
+    assert (found.active, found.tensor) == (0.9, 0.45) and 0.1 < found.seconds < 5 and nvml.calls == 3
+    assert rank.answer() is None
+    gpus[1].processes = (7, 8)
+    time.sleep(0.11)
+    rank.ask()
+    assert wait_for(lambda: not rank._waits) and rank.answer() is None, "somebody else works there too"
+
+
+@pytest.mark.parametrize("gpu", [FakeGpu(gpm=False), FakeGpu(split=True), FakeGpu(lost=True)])
+def test_a_gpu_that_cannot_be_counted_is_said_once_and_not_asked_again(gpu: FakeGpu) -> None:
+    nvml = FakeNvml([FakeGpu(), gpu])
+    node, rank = opened(nvml)
+    rank.ask()
+    assert wait_for(lambda: node.lacking)
+    nvml.calls = 0
+    rank.ask()
+    time.sleep(0.01)
+    assert rank.answer() is None and nvml.calls == 0 and len(node.lacking) == 1
+
+
+def test_no_driver_and_a_driver_that_hangs_stop_nobody() -> None:
+    def no_driver() -> Any:
+        raise UnbrokenError("no driver")
+
+    node = NodeCounters(no_driver)
+    rank = node.of_rank(ENV)
+    assert rank is not None
+    rank.ask()
+    assert wait_for(lambda: "no driver" in str(node.lacking))
+    held, nvml = threading.Event(), FakeNvml([FakeGpu(), FakeGpu()])
+    nvml.nvmlGpmSampleGet = lambda h, s: held.wait(5)  # type: ignore[method-assign,assignment]
+    _, rank = opened(nvml)
+    began = time.monotonic()
+    for _ in range(100):
+        rank.ask()
+        assert rank.answer() is None
+    assert time.monotonic() - began < 1
+    held.set()
+
+
+@pytest.mark.parametrize(
+    ("devices", "local", "ranks", "gpu"),
+    [("GPU-1,GPU-2", 1, 2, "GPU-2"), ("0,1", 0, 2, "0"), ("0,1,2", 1, 2, "1"), ("", 0, 1, ""), ("GPU-1", 1, 2, ""),
+     ("0,0", 1, 2, ""), ("MIG-1,MIG-2", 0, 2, "")],
+)  # fmt: skip
+def test_the_gpu_of_a_rank(devices: str, local: int, ranks: int, gpu: str) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": devices, "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks)}
+    assert find_gpu(env) == gpu
