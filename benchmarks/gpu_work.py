@@ -31,11 +31,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+try:
+    from machine import describe_machine
+except ImportError:  # imported by a test
+    from benchmarks.machine import describe_machine
+
 from unbroken.detect.work import WorkMeter, WorkWindow
 from unbroken.progress import PageReader
 from unbroken.progress import page as layout
 from unbroken.recover.node.ranks.counters import NodeCounters
-from unbroken.version import __version__
 
 SEQUENCES, LENGTH, WIDTH, LAYERS = 20, 1024, 2048, 6
 PARTS = {"equal": (0, 0.0), "more": (2, 0.0), "less": (-2, 0.0), "processor": (0, 0.1), "behind": (2, 0.3)}
@@ -245,7 +249,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), args.seconds, args.within)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"version": __version__, **found}, indent=1) + "\n")
+    args.out.write_text(json.dumps({"machine": describe_machine(), **found}, indent=1) + "\n")
     print(
         f"exit codes {found['codes']}; lacking: {found['lacking'] or 'nothing'}; a reading: {found['calls']}"
     )

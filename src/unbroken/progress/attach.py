@@ -82,7 +82,7 @@ class Run:
 
         `loss` is a float (a tensor on a GPU would have to be waited for: pass `.item()` of an older step);
         `norm` is that of the gradient, before it is clipped; `busy` the seconds of this step in which the rank did not wait for
-        others (from its start to the end of backward, by CUDA events): what finds a slow node where there are GPUs.
+        others (from its start to the end of backward, by CUDA events): it finds a slow node with GPUs sooner and surer than their counters do.
         `tokens` counts this step's tokens on all ranks together. Takes about a microsecond, more with cold caches. Raises
         LeaseExpired when this node lost its supervisor for longer than its lease: let it end the process.
         """

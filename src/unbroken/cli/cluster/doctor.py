@@ -6,7 +6,7 @@ import json
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -83,7 +83,7 @@ def _kernel_log() -> Finding:
 
 def _more() -> list[Finding]:
     """What is missing for which feature."""
-    return [_bytecode(), _gpus(), _ptrace(), _memlock(), _clock(), _shared_memory()]
+    return [_bytecode(), *_gpus(), _ptrace(), _memlock(), _clock(), _shared_memory()]
 
 
 def _bytecode() -> Finding:
@@ -107,13 +107,30 @@ def _bytecode() -> Finding:
     return Finding("bytecode", True, "what ranks import is compiled, or will be at the first start")
 
 
-def _gpus() -> Finding:
+def _gpus() -> list[Finding]:
     from ...detect.node.whole import open_nvml
 
     nvml, why = open_nvml()
     if nvml is None:
-        return Finding("gpus", False, f"{why}: no health of GPUs, no GPU utilisation, no XIDs by NVML")
-    return Finding("gpus", True, f"{nvml.nvmlDeviceGetCount()} by NVML")
+        return [Finding("gpus", False, f"{why}: no health of GPUs, no GPU utilisation, no XIDs by NVML")]
+    return [Finding("gpus", True, f"{nvml.nvmlDeviceGetCount()} by NVML"), describe_counters(nvml)]
+
+
+def describe_counters(nvml: Any) -> Finding:
+    """Whether the GPUs' counters can be read, which say who makes a training slow where its script does not. `nvml` is the `pynvml` module or its fake."""
+    from ...errors import UnbrokenError
+    from ...recover.node.ranks.counters import open_counters
+
+    count, whys = nvml.nvmlDeviceGetCount(), []
+    for i in range(count):
+        try:
+            open_counters(nvml, nvml.nvmlDeviceGetHandleByIndex(i)).close()
+        except (UnbrokenError, AttributeError, nvml.NVMLError) as e:
+            whys.append(str(e))
+    if whys:
+        text = f"{len(whys)} of {count} GPUs have no counters ({whys[0]}): who makes a training slow is told only where its script gives `run.step(busy=)`"
+        return Finding("gpu counters", False, text)
+    return Finding("gpu counters", True, "can be read: slow ranks are told without a line in the script")
 
 
 def _ptrace() -> Finding:
