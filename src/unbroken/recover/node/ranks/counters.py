@@ -70,7 +70,7 @@ class NodeCounters:
             self._open[gpu] = handle, open_counters(self._nvml, handle)
         handle, counters = self._open[gpu]
         found = counters.read(time.monotonic())
-        if found is None or len(self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)) > 1:
+        if found is None or is_shared(self._nvml, handle):
             return None
         seconds, means = found
         if not {m for m, _, _ in _METRICS} <= means.keys():
@@ -126,6 +126,14 @@ def find_handle(nvml: Any, gpu: str) -> Any:
         if (uuid.decode() if isinstance(uuid, bytes) else str(uuid)).startswith(gpu):
             return handle
     raise UnbrokenError(f"NVML knows no GPU {gpu}")
+
+
+def is_shared(nvml: Any, handle: Any) -> bool:
+    """Whether several processes work on a GPU, as far as the driver tells that here: in a container it may not."""
+    try:
+        return len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)) > 1
+    except nvml.NVMLError:
+        return False
 
 
 def open_counters(nvml: Any, handle: Any) -> GpmCounters:
