@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +18,12 @@ from unbroken.detect.stragglers import SlowFinding, SlowKind
 from unbroken.detect.work import GpuActivity, WorkMeter, WorkWindow, reckon_work
 from unbroken.errors import UnbrokenError
 from unbroken.link.bounds import Malformed
-from unbroken.progress import StepRecord
+from unbroken.progress import Run, StepRecord
+from unbroken.progress import page as layout
 from unbroken.recover.node.ranks.counters import NodeCounters, RankCounters, find_gpu
+from unbroken.recover.node.ranks.process import RankProcess
 from unbroken.recover.node.supervision.reporting import ProgressReport
+from unbroken.recover.node.warm.process import RankStart
 from unbroken.recover.supervise.attempt.slow import WorkFollower
 from unbroken.recover.supervise.nodes.received import check
 from unbroken.testing.nvml import FakeGpu, FakeNvml
@@ -155,8 +162,8 @@ def wait_for(what: Callable[[], Any]) -> Any:
     return found
 
 
-def opened(nvml: Any) -> tuple[NodeCounters, RankCounters]:
-    node = NodeCounters(lambda: nvml)
+def opened(nvml: Any, clock: Callable[[], float] = time.monotonic) -> tuple[NodeCounters, RankCounters]:
+    node = NodeCounters(lambda: nvml, clock)
     rank = node.of_rank(ENV)
     assert rank is not None
     return node, rank
@@ -165,17 +172,16 @@ def opened(nvml: Any) -> tuple[NodeCounters, RankCounters]:
 def test_two_readings_give_the_means_of_the_ranks_own_gpu() -> None:
     gpus = [FakeGpu(), FakeGpu(gpm_values={"SM_UTIL": 90.0, "ANY_TENSOR_UTIL": 45.0}, processes=(7,))]
     nvml = FakeNvml(gpus)
-    _, rank = opened(nvml)
+    ticks = itertools.count(0.0, 1.5)
+    _, rank = opened(nvml, lambda: next(ticks))
     rank.ask()
     assert wait_for(lambda: not rank._waits) and rank.answer() is None
-    time.sleep(0.11)
     nvml.calls = 0
     rank.ask()
     found = wait_for(rank.answer)
-    assert (found.active, found.tensor) == (0.9, 0.45) and 0.1 < found.seconds < 5 and nvml.calls == 3
+    assert (found.active, found.tensor) == (0.9, 0.45) and found.seconds == 1.5 and nvml.calls == 3
     assert rank.answer() is None
     gpus[1].processes = (7, 8)
-    time.sleep(0.11)
     rank.ask()
     assert wait_for(lambda: not rank._waits) and rank.answer() is None, "somebody else works there too"
 
@@ -210,6 +216,28 @@ def test_no_driver_and_a_driver_that_hangs_stop_nobody() -> None:
         assert rank.answer() is None
     assert time.monotonic() - began < 1
     held.set()
+
+
+def test_an_agent_tells_a_window_of_a_script_that_tells_its_steps_alone(tmp_path: Path) -> None:
+    page = tmp_path / "p" / "rank-1.page"
+    layout.create(page, rank=1, attempt=1)
+    run, now = Run(page), 100.0
+    (tmp_path / "log").touch()
+    nvml = FakeNvml([FakeGpu(), FakeGpu(gpm_values={"SM_UTIL": 90.0, "ANY_TENSOR_UTIL": 45.0})])
+    start = RankStart(1, 1, ("x",), ".", {**ENV, "UNBROKEN_PAGE": str(page)}, tmp_path / "log")
+    process: Any = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
+    rank = RankProcess(process, start, False, NodeCounters(lambda: nvml, lambda: now))
+    for step in range(25):
+        run.step(step)
+        now += 0.25
+        rank.sample(now)
+        # What is asked for at the end of a window is there at a later look.
+        wait_for(lambda: not rank._meter._gpu._waits)  # type: ignore[union-attr]
+        if rank.work is not None:
+            break
+    assert rank.work is not None and (rank.work.steps, rank.work.wall) == (10, 0.25)
+    assert (rank.work.busy, rank.work.active) == (0.45 * 0.25, 0.9)
+    rank.close()
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,11 @@ _METRICS = [m for m in GPM_METRICS if m[0] in ("sm_active_pct", "tensor_active_p
 class NodeCounters:
     """Of all GPUs of this node. Nothing is loaded before the first is asked for."""
 
-    def __init__(self, nvml: Callable[[], Any] = load_nvml) -> None:
+    def __init__(
+        self, nvml: Callable[[], Any] = load_nvml, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`nvml` gives the `pynvml` module, initialised, or its fake."""
-        self._load = nvml
+        self._load, self._clock = nvml, clock
         self._asked: queue.SimpleQueue[RankCounters] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._nvml: Any = None
@@ -69,7 +71,7 @@ class NodeCounters:
             handle = find_handle(self._nvml, gpu)
             self._open[gpu] = handle, open_counters(self._nvml, handle)
         handle, counters = self._open[gpu]
-        found = counters.read(time.monotonic())
+        found = counters.read(self._clock())
         if found is None or is_shared(self._nvml, handle):
             return None
         seconds, means = found
