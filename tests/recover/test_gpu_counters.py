@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.detect.stragglers import SlowFinding, SlowKind
+from unbroken.detect.stragglers import RankWork, SlowFinding, SlowKind, SlowWatch
 from unbroken.detect.work import GpuActivity, WorkMeter, WorkWindow, reckon_work
 from unbroken.errors import UnbrokenError
 from unbroken.link.bounds import Malformed
@@ -63,7 +63,7 @@ def test_a_rank_a_tenth_slower_is_named_by_its_counters_with_what_it_costs() -> 
     first = follow({5: 1.1})[0]
     assert (first.kind, first.ranks, first.nodes) == (SlowKind.NODE, (5,), ("n2",))
     assert first.excess == pytest.approx(0.01, rel=0.2) and first.step <= 100
-    assert not follow({}) and not follow({5: 1.04})
+    assert not follow({}, windows=200) and not follow({5: 1.04})
 
 
 def test_who_waits_in_nccl_for_processors_that_lag_is_not_named() -> None:
@@ -81,6 +81,16 @@ def test_a_run_that_grows_slow_is_no_fabric_where_counters_alone_speak() -> None
         step_s = 0.1 if k < 20 else 0.13
         follower.take([], [row(r, k, step_s, 0.09, step_s - 0.09) for r in range(8)])
     assert follower.finding is None
+
+
+def test_what_counters_said_of_waiting_does_not_hold_for_what_scripts_tell_later() -> None:
+    watch = SlowWatch({r: f"n{r}" for r in range(4)})
+    for k in range(10):
+        watch.observe(k, 1.0, {r: RankWork(0.5, waits=2.0 if r == 3 else 1.6) for r in range(4)})
+    found = [
+        watch.observe(k, 1.0, {r: RankWork(0.6 if r == 3 else 0.5) for r in range(4)}) for k in range(10)
+    ]
+    assert found[-1] is not None and found[-1].ranks == (3,)
 
 
 def test_who_tells_his_work_is_not_compared_with_counters() -> None:

@@ -32,12 +32,13 @@ class SlowKind(StrEnum):
 @dataclass(frozen=True)
 class RankWork:
     """One rank's window of steps, in seconds a step: `busy` not waiting for others, `peak` that of its worst step, `data` waiting for
-    its data. None: not known. `counted`: `busy` is from the GPU's counters, so that time in which the GPU had nothing to do is none of it."""
+    its data. None: not known. `waits` where `busy` is from the GPU's counters, which hold no time in which the GPU had nothing to do: how
+    long its SMs were busy for each second of its tensor cores, which grows with waiting."""
 
     busy: float
     peak: float | None = None
     data: float | None = None
-    counted: bool = False
+    waits: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class SlowWatch:
     def __post_init__(self) -> None:
         keep = 2 * self.settings.held
         self._ratios: dict[int, deque[float]] = {r: deque(maxlen=self.settings.windows) for r in self.nodes}
+        self._waits: dict[int, deque[float]] = {r: deque(maxlen=self.settings.windows) for r in self.nodes}
         self._unrest: deque[tuple[tuple[float, str], ...]] = deque(maxlen=self.settings.memory)
         self._taken = 0
         self._first: list[tuple[float, float, float]] = []
@@ -135,6 +137,13 @@ class SlowWatch:
             if len(ranks) < s.peers:
                 continue
             ratios = {r: known[r].busy / medians[g] for r in ranks}
+            waits = {r: w for r in ranks if (w := known[r].waits) is not None}
+            usual = median(waits.values()) if waits else 1.0
+            for r in ranks:
+                if r in waits:
+                    self._waits[r].append(waits[r] / usual)
+                else:
+                    self._waits[r].clear()
             limit = 1 + max(s.least, s.spreads * _measure(ratios.values()))
             for r, x in ratios.items():
                 self._ratios[r].append(x)
@@ -196,7 +205,7 @@ class SlowWatch:
     def _find_outliers(self, means: Mapping[int, float], share: float) -> list[int]:
         """Those whose mean over the windows is far above 1, where the mean of that many would be by chance: as windows differ, taken as
         independent, or as the means of the peers do, which they are not where ranks share what they run on. What differs
-        between two ranks all the time and by little is below `least`."""
+        between two ranks all the time and by little is below `least`. Who waits more than his peers holds nobody up."""
         s = self.settings
         by_chance = _measure(x for r in means for x in self._ratios[r]) / math.sqrt(s.windows)
         more = max(s.least, s.spreads * max(by_chance, _measure(means.values())), share)
@@ -204,6 +213,7 @@ class SlowWatch:
         return [
             r for r, x in means.items()
             if x > 1 + more and self._ratios[r][-1] > high and sum(x > high for x in self._ratios[r]) >= s.most * s.windows
+            and mean(self._waits[r] or [1.0]) <= 1
         ]  # fmt: skip
 
     def _find_stage(self, step: int, step_s: float, medians: Mapping[str, float]) -> SlowFinding | None:
@@ -258,7 +268,7 @@ class SlowWatch:
                 kind = SlowKind.STORAGE
             elif busy - usual_busy > excess / 2:
                 kind = SlowKind.EVERYBODY
-            elif not any(w.counted for w in known.values()):
+            elif all(w.waits is None for w in known.values()):
                 kind = SlowKind.FABRIC  # else it may be the processors that the GPUs wait for
         self._slow.append(kind)
         if kind is None or len(self._slow) < 2 * s.held or {*self._slow} != {kind}:

@@ -139,7 +139,7 @@ class WorkMeter:
 def reckon_work(windows: Mapping[int, WorkWindow]) -> dict[int, RankWork]:
     """What is compared of the ranks' windows. Where somebody tells his work himself, those alone who do; else the counters of GPUs, in
     seconds as if the busiest one had worked whenever its SMs were busy: the ratios are those of the tensor cores. Nothing where the GPUs are
-    not what the step waits for, or the busiest one waits itself."""
+    not what the step waits for."""
     told = {r: RankWork(w.busy, w.peak, w.data) for r, w in windows.items() if w.active is None}
     if told or not windows:
         return told
@@ -148,13 +148,13 @@ def reckon_work(windows: Mapping[int, WorkWindow]) -> dict[int, RankWork]:
         return {}
     top = max(shares, key=lambda r: shares[r])
     active = windows[top].active or 0.0
-    waits = {
-        r: (windows[r].active or 0.0) / x for r, x in shares.items() if windows[r].peers == windows[top].peers
-    }
-    if active < LEAST_ACTIVE or waits[top] > median(waits.values()):
+    if active < LEAST_ACTIVE:
         return {}
     second = active / shares[top] * median(w.wall for w in windows.values())
-    return {r: RankWork(x * second, None, windows[r].data, counted=True) for r, x in shares.items()}
+    return {
+        r: RankWork(x * second, None, windows[r].data, waits=(windows[r].active or 0.0) / x)
+        for r, x in shares.items()
+    }
 
 
 def read_used(pid: int) -> float:
