@@ -5,13 +5,11 @@ collective sleeps. How long it waited for a processor is left out: on a host wit
 names somebody else each minute. With a GPU the main thread tells nothing (waiting for a
 kernel spins): there what the script reports counts (`run.step(..., busy=...)`), and without it what the GPU's counters say.
 
-The counters' model: an SM is busy in a share `a_work` of the time in which the GPU works, and in a share `a_wait` while it waits in an
-NCCL kernel, which spins on some of the SMs. So the share of busy SMs makes ranks look more alike than they are (waiting counts as
-work), and a rank that waits in NCCL busier than one that waits for its processor: somebody would be named for waiting. Tensor cores do
-nothing in an NCCL kernel: for them `a_wait` is 0, and the ratio of two ranks' shares is that of their work, if they launch the same
-kernels. Their share is compared, therefore. That of busy SMs says whether the GPU is what a step takes its time for, and whether the
-rank with the most work waits less for it than its peers, as who holds them up does: an SM is busy for `a_work` and `a_wait`, a tensor
-core for work alone, so the one by the other grows with waiting.
+The counters' model: in a step a GPU works for W seconds and waits in NCCL for Q, and what is left it has nothing to do. A kernel of NCCL
+spins on some of the SMs, so SMs are busy for a W + b Q, with b > 0; tensor cores do nothing in it, and are busy for c W. By busy SMs two
+ranks look more alike than they are, and one that waits in NCCL busier than one whose processor lags: somebody would be named for
+waiting. By tensor cores the ratio of two ranks that launch the same kernels is that of their work: they are compared, therefore. The
+one by the other, (a + b Q / W) / c, grows with waiting: whoever holds the others up has less of it than they.
 """
 
 from __future__ import annotations
