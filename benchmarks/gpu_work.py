@@ -12,8 +12,9 @@ process reads them as an agent does (`WorkMeter`, `NodeCounters`). Parts, one af
     processor   rank 0 stands still on its processor for a tenth of each step: nobody has more work
     behind      rank 1 computes a tenth more, and rank 0 stands still for three: rank 1 waits all the same
 
-Each part is told by the ratio of rank 1's work to rank 0's in each window, by tensor cores (what the agent uses) and by busy SMs; and by
-how long SMs are busy for each second of the tensor cores, which grows with waiting.
+Each part is told by the ratio of rank 1 to rank 0 in each window: by busy SMs, which is what is compared, by tensor cores, and by how long SMs
+are busy for each second of the tensor cores: above 1 rank 1 waits more than rank 0, and is not named. `rows` are, of each rank and window, its last
+step, its steps, seconds a step, of these with busy tensor cores, and the share of busy SMs.
 """
 
 from __future__ import annotations
@@ -202,12 +203,12 @@ def describe(
     within = [(r, w) for at, r, w in windows if at - w.wall * w.steps > begin + 0.3 and at < end]
     of = [[w for r, w in within if r == rank] for rank in range(2)]
     both = list(zip(*of, strict=False))
-    tensor = [(b.busy / b.wall) / (a.busy / a.wall) for a, b in both]
-    active = [(b.active or 0.0) / (a.active or 1.0) for a, b in both]
+    tensor = [(b.tensor or 0.0) / (a.tensor or 1.0) for a, b in both]
+    active = [(b.busy / b.wall) / (a.busy / a.wall) for a, b in both]
     return {
         "windows": len(both), "step_s": [statistics.fmean(w.wall for w in ws) if ws else None for ws in of],
         "tensor_ratio": summarise(tensor), "active_ratio": summarise(active), "waits_ratio": summarise([a / t for a, t in zip(active, tensor, strict=True)]),
-        "rows": [[[w.step, w.steps, w.wall, w.busy, w.active] for w in ws] for ws in of], "counted": counted,
+        "rows": [[[w.step, w.steps, w.wall, (w.tensor or 0.0) * w.wall, w.busy / w.wall] for w in ws] for ws in of], "counted": counted,
     }  # fmt: skip
 
 

@@ -15,7 +15,12 @@ def test_a_tenth_more_work_is_told_as_such_and_waiting_is_not(tmp_path: Path) ->
 
     found = measure(tmp_path, 8.0, 100.0)
     assert found["codes"] == [0, 0] and not found["lacking"]
-    by_tensor = {n: p["tensor_ratio"]["mean"] for n, p in found["parts"].items() if n != "wait"}
-    assert 1.05 < by_tensor["more"] < 1.15 and 0.85 < by_tensor["less"] < 0.95, found
-    assert 0.97 < by_tensor["equal"] < 1.03 and 0.97 < by_tensor["processor"] < 1.03, found
-    assert found["parts"]["wait"]["counted"][1]["tensor_active_pct"] < 0.5, "a kernel of NCCL uses none"
+    parts = found["parts"]
+    by_sms = {n: p["active_ratio"]["mean"] for n, p in parts.items() if n != "wait"}
+    waits = {n: p["waits_ratio"]["mean"] for n, p in parts.items() if n != "wait"}
+    assert 1.05 < by_sms["more"] < 1.15 and 0.85 < by_sms["less"] < 0.95 and 0.97 < by_sms["equal"] < 1.03, (
+        found
+    )
+    assert waits["more"] < 1 < min(waits["less"], waits["processor"], waits["behind"]), found
+    alone = parts["wait"]["counted"][1]
+    assert alone["tensor_active_pct"] < 0.5 and 2 < alone["sm_active_pct"] < 40, "a kernel of NCCL"

@@ -150,6 +150,7 @@ class SlowWatch:
                 if (
                     x > limit
                     and known[r].busy - medians[g] > s.share * step_s
+                    and waits.get(r, usual) <= usual
                     and (top is None or x > top[0])
                 ):
                     top = (x, r)
@@ -158,7 +159,8 @@ class SlowWatch:
             r for r, w in known.items() if w.peak is not None and w.peak > s.pause * w.busy and w.peak - w.busy > s.share * step_s
         ]  # fmt: skip
         self._pausing.append(tuple(paused))
-        if len(medians) > 1:
+        if len(medians) > 1 and all(w.waits is None for w in known.values()):
+            # By counters stages that launch other kernels cannot be compared: who waits more is not known.
             high, *rest = sorted(medians, key=lambda g: -medians[g])
             usual = median(medians[g] for g in rest)
             self._stages.append(high if medians[high] > (1 + s.slower) * usual else None)

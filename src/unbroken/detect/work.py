@@ -5,11 +5,12 @@ collective sleeps. How long it waited for a processor is left out: on a host wit
 names somebody else each minute. With a GPU the main thread tells nothing (waiting for a
 kernel spins): there what the script reports counts (`run.step(..., busy=...)`), and without it what the GPU's counters say.
 
-The counters' model: in a step a GPU works for W seconds and waits in NCCL for Q, and what is left it has nothing to do. A kernel of NCCL
-spins on some of the SMs, so SMs are busy for a W + b Q, with b > 0; tensor cores do nothing in it, and are busy for c W. By busy SMs two
-ranks look more alike than they are, and one that waits in NCCL busier than one whose processor lags: somebody would be named for
-waiting. By tensor cores the ratio of two ranks that launch the same kernels is that of their work: they are compared, therefore. The
-one by the other, (a + b Q / W) / c, grows with waiting: whoever holds the others up has less of it than they.
+The counters' model: in a step a GPU works for W seconds, waits in NCCL for Q, and what is left it has nothing to do. A kernel of NCCL
+spins on some of the SMs, so SMs are busy for a W + b Q (b is 0.18 on an H200, 24 of 132), and tensor cores, which it does not use,
+for c W. Whoever holds up the others waits least: by busy SMs it stands out by less than its work does (1.10 was read as 1.07). But
+somebody who waits in NCCL has busier SMs than one whose GPU has nothing to do, and must not be named for that: the SMs' time by the tensor cores',
+(a + b Q / W) / c, grows with waiting, and who is named has less of it than the peers. Tensor cores alone would not do: they count
+clock cycles, and a card at its power limit that waits in between has a faster clock (1.10 was read as 1.18).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .stragglers import RankWork
 LEAST_STEPS, LEAST_S = 10, 1.0
 """Short steps are put together: what lasts a moment only is some other process's."""
 LEAST_ACTIVE = 0.7
-"""Where no GPU's SMs are busy for so much of the time, it is not the GPU that a step waits for, and its counters name nobody."""
+"""Where no GPU's SMs are busy for so much of the time, it is not the GPU that a step waits for, and the counters name nobody."""
 _SPAN = 0.2
 """What was read of a GPU covers its window, but for so much of it."""
 
@@ -54,8 +55,8 @@ class GpuReader(Protocol):
 @dataclass(frozen=True)
 class WorkWindow:
     """`steps` steps that ended with `step`, in seconds a step: `wall` between its ends, `busy` at work, `peak` the work of the worst step (None where it is not known). Ranks
-    with the same `peers` do the same work; `data` it waited for its data (None where it is not known). Where `active` is there, the GPU's
-    counters were read: it is the share of busy SMs, and `busy` the time that the tensor cores were busy, which is compared with such alone."""
+    with the same `peers` do the same work; `data` it waited for its data (None where it is not known). Where `tensor` is there, the GPU's
+    counters were read: it is the share of the time that tensor cores were busy, and `busy` the time that SMs were, which is compared with such alone."""
 
     step: int
     steps: int
@@ -64,7 +65,7 @@ class WorkWindow:
     peak: float | None = None
     peers: int = 0
     data: float | None = None
-    active: float | None = None
+    tensor: float | None = None
 
 
 class WorkMeter:
@@ -131,27 +132,24 @@ class WorkMeter:
         w, self._asked = self._asked, None
         if abs(found.seconds / (w.wall * w.steps) - 1) > _SPAN:
             return None  # read late, or over two windows
-        return replace(w, busy=found.tensor * w.wall, active=found.active) if found.tensor > 0 else None
+        return replace(w, busy=found.active * w.wall, tensor=found.tensor) if found.tensor > 0 else None
 
 
 def reckon_work(windows: Mapping[int, WorkWindow]) -> dict[int, RankWork]:
-    """What is compared of the ranks' windows. Where somebody tells his work himself, those alone who do; else the counters of GPUs, in
-    seconds as if the busiest one had worked whenever its SMs were busy: the ratios are those of the tensor cores. Nothing where the GPUs are
-    not what the step waits for."""
-    told = {r: RankWork(w.busy, w.peak, w.data) for r, w in windows.items() if w.active is None}
+    """What is compared of the ranks' windows. Where somebody tells his work himself, those alone who do; else what the counters of GPUs say, and
+    nothing where the GPUs are not what a step waits for."""
+    told = {r: RankWork(w.busy, w.peak, w.data) for r, w in windows.items() if w.tensor is None}
     if told or not windows:
         return told
-    shares = {r: w.busy / w.wall for r, w in windows.items() if w.wall > 0 and w.busy > 0}
-    if not shares:
+    shares = {r: w.busy / w.wall for r, w in windows.items() if w.wall > 0}
+    if max(shares.values(), default=0.0) < LEAST_ACTIVE:
         return {}
-    top = max(shares, key=lambda r: shares[r])
-    active = windows[top].active or 0.0
-    if active < LEAST_ACTIVE:
-        return {}
-    second = active / shares[top] * median(w.wall for w in windows.values())
+    # Each rank's windows end between two of its steps, at another moment: the share is of the time, and the step's time is common to all.
+    step_s = median(w.wall for w in windows.values())
     return {
-        r: RankWork(x * second, None, windows[r].data, waits=(windows[r].active or 0.0) / x)
-        for r, x in shares.items()
+        r: RankWork(share * step_s, None, windows[r].data, waits=share / tensor)
+        for r, share in shares.items()
+        if (tensor := windows[r].tensor)
     }
 
 

@@ -45,9 +45,9 @@ class ProgressReport:
 
     def add_work(self, rank: int, w: WorkWindow) -> None:
         """Takes what a rank worked in a window of its steps."""
-        if w.active is not None:  # apart: an older supervisor passes over what it has no name for
+        if w.tensor is not None:  # apart: an older supervisor passes over what it has no name for
             data = None if w.data is None else round(w.data, 7)
-            row = [rank, w.step, w.steps, round(w.wall, 7), round(w.busy, 7), round(w.active, 4)]
+            row = [rank, w.step, w.steps, round(w.wall, 7), round(w.busy, 7), round(w.tensor, 6)]
             self._counted.append([*row, w.peers, data])
             return
         seconds = [None if x is None else round(x, 7) for x in (w.wall, w.busy, w.peak)]

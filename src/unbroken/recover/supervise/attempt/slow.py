@@ -22,11 +22,11 @@ class WorkFollower:
 
     def take(self, rows: Sequence[Sequence[Any]], counted: Sequence[Sequence[Any]] = ()) -> None:
         """Takes an agent's rows `[rank, step, steps, wall, busy, peak, peers, data]`, of which the last two may be left out, and those of
-        GPUs' counters, `[rank, step, steps, wall, busy, active, peers, data]`; a window is judged once all ranks have told one."""
+        GPUs' counters, `[rank, step, steps, wall, busy, tensor, peers, data]`; a window is judged once all ranks have told one."""
         for rank, *window in rows:
             self._news[rank] = WorkWindow(*window)
-        for rank, step, steps, wall, busy, active, peers, data in counted:
-            self._news[rank] = WorkWindow(step, steps, wall, busy, None, peers, data, active)
+        for rank, step, steps, wall, busy, tensor, peers, data in counted:
+            self._news[rank] = WorkWindow(step, steps, wall, busy, None, peers, data, tensor)
         if not self._ranks <= self._news.keys():
             return
         news, self._news = self._news, {}

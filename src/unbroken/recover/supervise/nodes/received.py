@@ -170,13 +170,13 @@ def _work(rows: Any, world_size: int) -> None:
 
 
 def _counted(rows: Any, world_size: int) -> None:
-    """Rows `[rank, step, steps, wall, busy, active, peers, data]`: seconds, `active` a share, `data` seconds or null."""
+    """Rows `[rank, step, steps, wall, busy, tensor, peers, data]`: seconds, `tensor` a share, `data` seconds or null."""
     if not isinstance(rows, list):
         raise Malformed("'counted' is no list")
     for row in rows:
         if not isinstance(row, list) or len(row) != 8:
             raise Malformed("a row of 'counted' is no list of eight")
-        number(row[5], "share of busy SMs", 0.0, 1.0)
+        number(row[5], "share of tensor cores", 0.0, 1.0)
         _work([[*row[:5], None, row[6], *([] if row[7] is None else [row[7]])]], world_size)
 
 
