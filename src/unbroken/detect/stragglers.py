@@ -190,6 +190,8 @@ class SlowWatch:
             return None
         named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
         why = f"{named} on {node}: {share:.0%} more time at work than {'its' if len(ranks) == 1 else 'their'} peers, who wait {excess:.3g} s in each step of {step_s:.3g} s"
+        if any(known[r].waits is not None for r in held):
+            why += " (as the GPUs' counters say, which show less of a difference than there is)"
         return SlowFinding(SlowKind.NODE, step, excess, why, ranks, (node,))
 
     def _remember(self, means: Mapping[int, float]) -> list[tuple[float, str]]:
