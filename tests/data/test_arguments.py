@@ -140,6 +140,12 @@ def test_an_epoch_without_a_batch_is_told(world: int, batch: int, caplog: pytest
         f"epoch 0 has no batch: its 12 samples are less than {batch} for each of {world} ranks" in caplog.text
     )
     caplog.clear()
+    assert list(wrap(plain(12, 2, drop_last=True), rank=0, world_size=world, global_batch=13)) == []
+    assert (
+        "its 12 samples are less than a step's (13)" in caplog.text
+        and "make global_batch smaller" in caplog.text
+    )
+    caplog.clear()
     assert len(list(wrap(plain(12, batch), rank=0, world_size=world))) == 1 and not caplog.records
 
 

@@ -106,6 +106,27 @@ def test_a_file_whose_writer_may_not_be_done_is_left_out(tmp_path: Path) -> None
     assert unpack(packed, find_folders(environment(tmp_path / "b"))) == 3 and read(tmp_path / "b") == kept
 
 
+@pytest.mark.parametrize(("of", "name"), [(Path, "lstat"), (tarfile.TarFile, "add")])
+def test_a_file_that_vanishes_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type, name: str
+) -> None:
+    kept = fill(tmp_path / "a")
+    gone, do = tmp_path / "a" / "inductor" / "cd" / "kernel.py", getattr(of, name)
+
+    def vanish(*args: Any, **how: Any) -> Any:
+        if gone in args:
+            gone.unlink(missing_ok=True)
+        return do(*args, **how)
+
+    packed = io.BytesIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(of, name, vanish)
+        pack(find_folders(environment(tmp_path / "a")), packed)
+    packed.seek(0)
+    assert unpack(packed, find_folders(environment(tmp_path / "b"))) == 2
+    assert read(tmp_path / "b") == {n: data for n, data in kept.items() if n != "inductor/cd/kernel.py"}
+
+
 @pytest.mark.parametrize("refusal", [KeyError, OSError])
 def test_a_user_without_a_name_has_caches_where_torch_has_them(
     monkeypatch: pytest.MonkeyPatch, refusal: type[Exception]

@@ -12,6 +12,7 @@ import pytest
 
 from unbroken.cluster import EndedProcesses
 from unbroken.progress import RunDir
+from unbroken.recover.node import census
 from unbroken.recover.node.agent import Agent
 
 UNPROVEN = EndedProcesses(proven=False, why="the small parent was killed")
@@ -52,3 +53,25 @@ def test_ranks_ended_for_their_lease_are_in_no_ones_way(tmp_path: Path, survivor
     assert bool(agent.ranks) == bool(survivors)
     if not survivors:
         assert agent._cleared.why == "the small parent was killed", "the next hello says it"
+
+
+def test_a_census_that_fails_is_logged_once_and_the_next_one_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(census, "_EVERY_S", 0.0)
+    taken: list[str] = []
+
+    def take_census(node: str) -> None:
+        taken.append(node)
+        if len(taken) < 4:
+            raise RuntimeError("odd")
+
+    async def work() -> None:
+        task = asyncio.create_task(census.take_censuses(SimpleNamespace(take_census=take_census), "n0"))  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            while len(taken) < 5 and not task.done():
+                await asyncio.sleep(0.001)
+        task.cancel()
+
+    asyncio.run(work())
+    assert len(taken) >= 5 and caplog.text.count("odd") == 1

@@ -145,9 +145,14 @@ class Loader(CountingLoader):
                 break
         if self._at == epoch * self._order.size and not self._skips:
             s = self._shared()
+            whole = (
+                f"{s.batch} for each of {s.world_size} ranks"
+                if not s.global_batch
+                else f"a step's ({s.global_batch})"
+            )
             logger.warning(
-                "epoch %d has no batch: its %d samples are less than %d for each of %d ranks, and drop_last drops what is less. "
-                "Leave out drop_last, or make the batch smaller", epoch, self._order.size, s.batch, s.world_size,
+                "epoch %d has no batch: its %d samples are less than %s, and drop_last drops what is less. Leave out drop_last, or "
+                "make %s smaller", epoch, self._order.size, whole, "global_batch" if s.global_batch else "the batch",
             )  # fmt: skip
         self._begin_epoch(epoch + 1)
 

@@ -37,6 +37,7 @@ from ..record.choice import open_record
 from ..record.folder import FolderRecord
 from ..wire import Link, Message, list_doors, read_token
 from .arguments import parse_arguments
+from .census import take_censuses
 from .checks.alone import claim_node
 from .checks.command import find_refusal
 from .checks.health import check_health
@@ -60,7 +61,6 @@ _POLL_S = 0.05
 _REPORT_S = 0.2
 """Progress is told so often at most."""
 _UNSENT_MAX = 20_000
-_CENSUS_EVERY_S = 1.0
 _NEWER_EVERY_S = 0.5
 _LAST_LOGS_S = 10.0
 
@@ -127,7 +127,7 @@ class Agent:
         """Runs until told to quit, or until no supervisor came for the grace time."""
         self._cleared = await asyncio.to_thread(self._end_what_was_before)
         await self.keeper.start()
-        census = asyncio.create_task(self._take_censuses())
+        census = asyncio.create_task(take_censuses(self._owner, self.node))
         try:
             # An agent that cannot watch ends, and another takes its place: its supervisor would take silence for a hang.
             await run_beside(self._follow_supervisors(), self._watch_ranks(), self._watch_lease())
@@ -374,11 +374,6 @@ class Agent:
         if news is not None:
             self._tell(op="progress", attempt=self.attempt, **news)
         return news is not None
-
-    async def _take_censuses(self) -> None:
-        while True:
-            await asyncio.to_thread(self._owner.take_census, self.node)
-            await asyncio.sleep(_CENSUS_EVERY_S)
 
     async def _watch_lease(self) -> None:
         while True:

@@ -15,10 +15,11 @@ import io
 import logging
 import os
 import re
+import stat
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -57,15 +58,12 @@ def find_folders(env: Mapping[str, str]) -> list[Path]:
 
 def pack(folders: Sequence[Path], into: IO[bytes], limit: int = LIMIT, settled_s: float = SETTLED_S) -> None:
     """Writes the files of these folders as one archive, the newest ones that fit into `limit`; nothing where there are none.
-    Raises OSError."""
+    One that vanishes meanwhile, as compilers tidy up, is left out. Raises OSError."""
     files, until = [], time.time() - settled_s
     for number, folder in enumerate(folders):
-        for path in folder.rglob("*") if folder.is_dir() else ():
-            name = path.relative_to(folder).as_posix()
-            if not _PASSED_OVER.search(name) and path.is_file() and not path.is_symlink():
-                status = path.stat()
-                if status.st_mtime <= until:
-                    files.append((status.st_mtime, status.st_size, f"{number}/{name}", path))
+        for name, path, status in _list_files(folder):
+            if status.st_mtime <= until:
+                files.append((status.st_mtime, status.st_size, f"{number}/{name}", path))
     left = limit
     if not files:
         return
@@ -73,7 +71,25 @@ def pack(folders: Sequence[Path], into: IO[bytes], limit: int = LIMIT, settled_s
         for _, size, name, path in sorted(files, reverse=True):
             if (left := left - size) < 0:
                 break
-            archive.add(path, name, recursive=False)
+            try:
+                archive.add(path, name, recursive=False)  # opens it before anything is written
+            except FileNotFoundError:
+                left += size
+
+
+def _list_files(folder: Path) -> Iterator[tuple[str, Path, os.stat_result]]:
+    """Name below the folder, path and status of each file that is carried."""
+    for place, _, names in os.walk(folder):  # which passes over folders that vanish
+        for path in map(Path(place).joinpath, names):
+            name = path.relative_to(folder).as_posix()
+            if _PASSED_OVER.search(name):
+                continue
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield name, path, status
 
 
 def unpack(packed: IO[bytes], folders: Sequence[Path], limit: int = LIMIT) -> int:
