@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from unbroken.checkpoint.catalogue.contents import Found
 from unbroken.progress.records.state import RunState
-from unbroken.recover.supervise.accept.accepting import find_left_behind, find_whole, widen_seals
+from unbroken.recover.supervise.accept.accepting import Accepting, find_left_behind, find_whole, widen_seals
 from unbroken.recover.supervise.attempt.farewell import Last
 
 
@@ -73,6 +75,19 @@ def test_a_snapshot_of_which_a_node_that_is_left_alone_has_a_part_is_found() -> 
         inventories, ranks, ["a", "spare"], durable
     ) is None
     assert find_left_behind({"a": held(1, 40, 0)}, ranks, ["a"], now) is None, "what is not whole is no loss"
+
+
+def test_a_snapshot_is_saved_once_it_counts_also_where_it_was_written_elsewhere() -> None:
+    brought = {"kind": "accepted", "number": 1, "checkpoints": ["step-00000035.a0001"], "before": 2}
+
+    def is_saved(step: int, *records: dict[str, object], elsewhere: str = "") -> bool:
+        recorder = SimpleNamespace(state=state(FINALIZED, *records))
+        accepting = Accepting(None, None, None, recorder, None, print, elsewhere)  # type: ignore[arg-type]
+        return accepting.is_on_disk(Last(1, step, {}))
+
+    assert is_saved(20) and not is_saved(35)
+    assert is_saved(35, {**brought, "place": "/else/run"}, elsewhere="/else/run")
+    assert not is_saved(35, {**brought, "place": ""}) and not is_saved(35, {**brought, "place": "/other"})
 
 
 def test_an_attempt_that_is_not_sealed_is_left_to_its_seal() -> None:

@@ -89,3 +89,29 @@ def test_all_ranks_of_an_attempt_name_one_place(tmp_path: Path, hang: threading.
         assert place.refusal is not None and "different folders" in place.refusal.message
 
     asyncio.run(work())
+
+
+def test_paths_are_resolved_beside_the_loop_alone(
+    tmp_path: Path, hang: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system may hang just after it has answered; the loop has leases to renew."""
+    hang.set()
+    place, state = make_place(tmp_path)
+    same_place = placing.same_place
+    threads: set[threading.Thread] = set()
+
+    def note(a: str, b: str) -> bool:
+        threads.add(threading.current_thread())
+        return same_place(a, b)
+
+    monkeypatch.setattr(placing, "same_place", note)
+
+    async def work() -> None:
+        state.attempt = await place.take()
+        assert await place.named(1, str(tmp_path / "alive"))
+        assert await place.shorten(str(tmp_path / "run" / "checkpoints")) == ""
+        assert (await place.message(1))["url"] == str(tmp_path / "alive")
+        await place.accept_elsewhere(str(tmp_path / "elsewhere"))
+
+    asyncio.run(work())
+    assert threads and threading.main_thread() not in threads

@@ -6,9 +6,11 @@ import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.run_folder import RunFolder
 from unbroken.diagnose import Facts
 from unbroken.errors import UsageError
 from unbroken.progress import Budgets, Policy, RunDir, read_spec
@@ -17,6 +19,8 @@ from unbroken.progress.records.verdict import Action, Category, Outcome, Verdict
 from unbroken.recover.decide.policy import decide
 from unbroken.recover.decide.resizing import choose_size, choose_slots, decide_growth
 from unbroken.recover.start import make_spec, settle_spec
+from unbroken.recover.supervise.nodes.fleet import Fleet
+from unbroken.status import gather
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
 from .simulating import Simulate, Visitor, reach
@@ -139,7 +143,8 @@ def test_a_run_shrinks_at_once_and_grows_when_the_node_is_back(simulate: Simulat
         await run.until(lambda: len(run.journal("attempt")) == 2)
         assert run.loop.time() - lost < 15, "shrink_after is 10 s"
         assert run.journal("attempt")[1]["slots"] == ["node-00000", "node-00002", "node-00003"]
-        assert run.journal("attempt")[1]["candidates"] == [], (
+        (saved,) = run.journal("attempt")[1]["candidates"]
+        assert (saved["step"], saved["in_memory"]) == (7, 0), (
             "what is in memory is of another number of ranks"
         )
         await run.until(lambda: run.journal("resumed"))
@@ -300,3 +305,83 @@ def test_the_same_command_after_a_stop_begins_with_nodes_that_were_lost_and_are_
         assert slots(run) == [3, 2, 3] and [r["node"] for r in run.journal("returned")] == ["node-00001"]
 
     simulate(act, 3, min_nodes=2)
+
+
+def test_a_person_who_gives_the_command_again_has_all_nodes_whatever_the_policy(simulate: Simulate) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.lose("node-00001", proven=True)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert any("grows_per_hour = 0" in line for line in run.screen.lines)
+        await run.until(lambda: run.journal("resumed"))
+        give_back(run, "node-00001")
+        await asyncio.sleep(300)
+        assert slots(run) == [3, 2], "it does not grow by itself"
+        run.supervisor.request_stop()
+        await run.until(run.task.done, 600)
+        run.restart_supervisor()
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert slots(run) == [3, 2, 3]
+
+    simulate(act, 3, min_nodes=2, policy=Policy(grows_per_hour=0))
+
+
+def test_a_node_that_was_given_late_is_no_fault_and_comes_in(simulate: Simulate) -> None:
+    """Its agent had no time left to come up before the run went on without it."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.hold()
+        run.faults.slow_start("node-00003", 12.0)
+        run.faults.lose("node-00001", proven=True)
+        await asyncio.sleep(7)
+        run.faults.grant()
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        await run.until(lambda: len(run.journal("attempt")) == 3, 300)
+        assert slots(run) == [3, 2, 3] and "node-00003" in run.journal("attempt")[2]["slots"]
+        assert [r["node"] for r in run.journal("lost")] == ["node-00001"]
+
+    simulate(act, 3, idle=1, min_nodes=2, policy=Policy(grow_after=10))  # type: ignore[arg-type]
+
+
+def test_a_look_at_a_node_that_fails_each_time_keeps_no_other_away(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = Fleet.ask
+    asked: list[str] = []
+
+    async def ask_badly(self: Fleet, name: str, op: str, **fields: Any) -> Any:
+        if op == "check" and name == "node-00001" and run_of["attempts"]() > 1:
+            asked.append(name)
+            raise ValueError("odd")
+        return await ask(self, name, op, **fields)
+
+    run_of: dict[str, Any] = {"attempts": int}
+    monkeypatch.setattr(Fleet, "ask", ask_badly)
+
+    async def act(run: SimulatedRun) -> None:
+        run_of["attempts"] = lambda: len(slots(run))
+        await reach(run, 1, 9)
+        run.faults.hold()
+        run.faults.lose("node-00001", proven=True)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        give_back(run, "node-00001")
+        await asyncio.sleep(120)
+        run.faults.grant()
+        await run.until(lambda: len(run.journal("attempt")) == 3, 300)
+        assert "node-00003" in run.journal("attempt")[2]["slots"]
+        assert len(asked) > 2 and sum("odd" in line for line in run.screen.lines) == 1
+
+    simulate(act, 3, idle=1, min_nodes=2, policy=Policy(grow_after=10))  # type: ignore[arg-type]
+
+
+def test_an_attempt_that_could_not_be_launched_is_one_change_of_size(tmp_path: Path) -> None:
+    made = RunFolder(RunDir(tmp_path / "run"), nodes=3, nproc=1, spares=0)
+    made.attempt()
+    for _ in range(2):
+        made.record("resized", before=2, nodes=2, had=3, without=["node-002"], step=9)
+    assert gather(made.run_dir).size.changes == (
+        "from attempt 2 on, after step 9: 3 nodes -> 2, without node-002",
+    )
+    made.record("resized", before=2, nodes=3, had=3, without=[], step=9)  # it was back in time
+    assert gather(made.run_dir).size.changes == ()

@@ -149,7 +149,11 @@ class RunReport:
                 nodes, lasted = len(e["slots"]), max(0.0, ends.get(int(e["attempt"]), 0.0) - float(e["t"]))
                 whole += lasted
                 reduced += lasted if nodes < asked else 0.0
-        changes = tuple(describe_resize(e) for e in self.events if e["kind"] == "resized")
+        # Written again where the attempt could not be launched: the last one is what came of it.
+        resized = {e.get("before"): e for e in self.events if e["kind"] == "resized"}
+        changes = tuple(
+            describe_resize(e) for e in resized.values() if e.get("without") or e["nodes"] != e["had"]
+        )
         return RunSize(nodes, asked, reduced, whole, changes)
 
     @property

@@ -47,6 +47,8 @@ class RunState:
     """When it stopped for more nodes, or went on with more (seconds since the epoch)."""
     resizes: int = 0
     """The attempt before which the run last had another number of nodes."""
+    by_hand: bool = False
+    """Whether the command was given again after the run had stopped, and no attempt has begun since."""
     growing: bool = False
     """The newest attempt was stopped for more nodes: what comes of that is counted."""
     attempt: int = 0
@@ -140,19 +142,19 @@ class RunState:
         elif kind == "epoch":
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
-                self.history, self.grown, self.growing = [], [], False
+                self.history, self.grown, self.growing, self.by_hand = [], [], False, True
             if self.status != "completed":
                 self.status, self.why = "running", ""
         elif kind == "resized":
             self.without = tuple(r["without"])
             # Written again where the attempt after it could not be launched.
             again, self.resizes = int(r["before"]) == self.resizes, int(r["before"])
-            if int(r["nodes"]) > int(r["had"]) and not self.growing and not again:
+            if int(r["nodes"]) > int(r["had"]) and not (self.growing or again or self.by_hand):
                 self.grown.append(float(r["t"]))
         elif kind == "attempt":
             if self.slots and len(self.slots) != len(r["slots"]):
                 self.resized_after = self.attempt
-            self.attempt, self.attempt_open, self.growing = r["attempt"], True, False
+            self.attempt, self.attempt_open, self.growing, self.by_hand = r["attempt"], True, False, False
             self.slots = tuple(r["slots"])
             self.accepted |= {
                 (int(c["attempt"]), int(c["step"])) for c in r.get("candidates") or () if not c.get("brought")

@@ -42,9 +42,11 @@ def decide_growth(
     policy: Policy,
     *,
     restarts: bool = False,
+    by_hand: bool = False,
 ) -> Growth:
     """Which of the nodes that wait come in. `since`: since when each has answered, `grown`: when the run grew before, `now`: all in
-    seconds on one clock. `restarts`: the run is started again anyway, so that a node need not have been there for long."""
+    seconds on one clock. `restarts`: the run is started again anyway, so that a node need not have been there for long. `by_hand`: by
+    a person, who wants all of its nodes, however often it has grown by itself."""
     steady = [
         n for n, at in sorted(since.items(), key=lambda s: s[1]) if restarts or now - at >= policy.grow_after
     ]
@@ -53,9 +55,9 @@ def decide_growth(
         wait = choose_size(size + len(since), sizes) > size
         return Growth(why=f"a node is back, and has to answer for {policy.grow_after} first" if wait else "")
     lately = sorted(at for at in grown if now - at < _HOUR_S)
-    if len(lately) >= policy.grows_per_hour:
+    if len(lately) >= policy.grows_per_hour and not by_hand:
         if not policy.grows_per_hour:
-            return Growth(why="the policy lets it grow never (grows_per_hour = 0)")
+            return Growth(why="the policy does not let it grow by itself (grows_per_hour = 0)")
         minutes = (lately[-policy.grows_per_hour] + _HOUR_S - now) / 60
         return Growth(
             why=f"a node is back, and the run grew {len(lately)} times within the hour, as often as the policy lets it: "

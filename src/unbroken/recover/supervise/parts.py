@@ -20,6 +20,7 @@ from .fence.stopping import Stopping
 from .incident.recovering import Diagnose, Recovering
 from .launch.amending import Amending
 from .launch.launching import Launching
+from .launch.preserving import Preserving
 from .launch.replacing import Replacing
 from .launch.resizing import Resizing
 from .launch.room import RoomWait
@@ -126,9 +127,11 @@ def assemble(
     warm_starts = WarmStarts(spec, fleet, recorder, background, view.say, news.is_current)
     replacing = Replacing(fleet, fencing, suspects, recorder, term, stop, clock, view.say, amending, str(cwd))
     resizing = Resizing(spec, fleet, replacing, recorder, clock, view.say)
+    preserving = Preserving(fleet, keepers, accepting, recorder, term, stop, clock, view.say, replacing)
     launching = Launching(
         run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
-        amending, warm_starts, suspects, replacing, resizing, make_attempt=make_attempt, follow=news.follow, note_schedule=recovering.note_schedule,
+        amending, warm_starts, suspects, replacing, resizing, preserving, make_attempt=make_attempt, follow=news.follow,
+        note_schedule=recovering.note_schedule,
     )  # fmt: skip
     taking_over = TakingOver(
         run_dir, fleet, keepers, inbox, recorder, view.say, make_attempt=make_attempt,

@@ -26,6 +26,7 @@ from ...progress.page import Phase
 from ...recover.node.supervision.reporting import group_looks
 from ...version import __version__
 from ...waiting import wait_within
+from .keeper import FakeStorage, Snapshots, flush, list_snapshots
 from .network import FakeConnection, Network
 from .training import Gang, Script
 
@@ -64,7 +65,9 @@ class FakeNode:
     agent: VirtualAgent | None = None
     command: AgentCommand | None = None
     """How its agent was started last."""
-    snapshots: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    snapshots: Snapshots = field(default_factory=dict)
+    silent_keeper: bool = False
+    """Whether its keeper answers nothing."""
 
     def keep(self, attempt: int, step: int, ranks: list[int]) -> None:
         """Its keeper holds these ranks' snapshot from now on, beside the two before."""
@@ -85,6 +88,7 @@ class AgentSurroundings(Protocol):
     loop: asyncio.AbstractEventLoop
     network: Network
     wall_offset_s: float
+    storage: FakeStorage
 
     def number_of(self, node: str) -> int:
         """Which node it is, from 0."""
@@ -289,6 +293,8 @@ class VirtualAgent:
         if message["op"] == "lease":
             self._take_lease(message)
             return
+        if message["op"] == "keeper" and self.node.silent_keeper:
+            return
         if message["op"] == "pair":
             self._loop.call_later(
                 _PAIR_S, self._send, {"answer": message["id"], "ok": True, **self._test_pair(message)}
@@ -481,11 +487,12 @@ class VirtualAgent:
             case "attempt":
                 self._candidates = announcement.unpack(request)[1]
             case "inventory":
-                world = self._gang.world_size if self._gang is not None else 0
-                return {"runs": [
-                    [a, s, world, False, False, len(ranks) << 30, pack(ranks)]
-                    for (a, s), ranks in sorted(self.node.snapshots.items())
-                ]}  # fmt: skip
+                return list_snapshots(
+                    self.node.snapshots, self._gang.world_size if self._gang is not None else 0
+                )
+            case "flush":
+                world = self._cluster.gang(request["mark"][0], 0, 0).world_size
+                return flush(self.node.snapshots, request, self.command, world, self._cluster.storage)
         return {}
 
 

@@ -26,6 +26,7 @@ from ...cluster.stream import EventStream
 from ...errors import DoesNotFit, RunError
 from ...waiting import wait_within
 from .agent import FakeNode, VirtualAgent
+from .keeper import FakeStorage
 from .network import Network
 from .training import Gang, Script
 
@@ -38,7 +39,7 @@ class FakeHardware:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, nodes: int, *, gpus: int = 8) -> None:
         self.loop = loop
-        self.network = Network(loop)
+        self.network, self.storage = Network(loop), FakeStorage()
         self.nodes = {
             f"node-{i:05d}": FakeNode(f"node-{i:05d}", gpus, booted=-1000.0 - 7.0 * i) for i in range(nodes)
         }
@@ -72,7 +73,7 @@ class FakeCluster:
         self, run_id: str, hardware: FakeHardware, *, script: Script | None = None, fence_s: float = 0.2
     ) -> None:
         self.run_id, self.hardware, self.script = run_id, hardware, script or Script()
-        self.loop, self.network = hardware.loop, hardware.network
+        self.loop, self.network, self.storage = hardware.loop, hardware.network, hardware.storage
         self.wall_offset_s = _WALL
         self._fence_s = fence_s
         self._stream = EventStream(self._running)

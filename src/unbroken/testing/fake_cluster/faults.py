@@ -153,6 +153,14 @@ class Faults:
         """The folder of its logs is full, or has room again."""
         self._node(name).full = full
 
+    def refuse_storage(self, why: str = "No space left on device") -> None:
+        """What the run's checkpoints are written to takes nothing, for this reason; "" and it does again."""
+        self._hardware.storage.refuses = why
+
+    def silence_keeper(self, name: str, *, silent: bool = True) -> None:
+        """Its keeper answers nothing, or does again."""
+        self._node(name).silent_keeper = silent
+
     # --- processes
 
     def crash_agent(self, name: str, signal: int = 9) -> None:

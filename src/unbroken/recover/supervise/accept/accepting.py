@@ -15,7 +15,7 @@ from ....checkpoint.catalogue.candidates import candidates
 from ....checkpoint.catalogue.contents import Found
 from ....errors import RunStopped, StorageError, UnbrokenError
 from ....progress import RunSpec
-from ....progress.records.candidate import CandidateMessage
+from ....progress.records.candidate import CandidateMessage, folder_name
 from ....progress.records.state import RunState
 from ..attempt.farewell import Last
 from ..nodes.fleet import Fleet
@@ -100,7 +100,26 @@ class Accepting:
         for attempt, names in widen_seals(await self.list_found(), self._state).items():
             await self._recorder.record("seal", attempt=attempt, checkpoints=list(names))
 
+    async def count_in_memory(self, last: Last) -> None:
+        """A snapshot that is whole in memory counts, also where a keeper was too slow to say so as its attempt was sealed."""
+        sealed = self._state.seals.get(last.attempt)
+        if sealed is not None and (last.attempt, last.step) not in self._state.accepted:
+            memory = [[last.attempt, last.step]]
+            await self._recorder.record("seal", attempt=last.attempt, checkpoints=list(sealed), memory=memory)
+
     # --- what there is
+
+    def is_on_disk(self, last: Last) -> bool:
+        """Whether a snapshot is among the checkpoints that count, in its own place or elsewhere."""
+        name = folder_name(last.step, last.attempt)
+        elsewhere = [b for b in self._state.brought if self._elsewhere and b.place == self._elsewhere]
+        return name in self._state.seals.get(last.attempt, ()) or any(name in b.names for b in elsewhere)
+
+    async def is_in_memory(self, last: Last, inventories: Inventories) -> bool:
+        """Whether the keepers of the last attempt's nodes, or their peers, hold all of a snapshot."""
+        ranks = self.map_ranks(self._state.slots)
+        whole = await asyncio.to_thread(find_whole, self._of_size(len(self._state.slots), inventories), ranks)
+        return any((m.attempt, m.step) == (last.attempt, last.step) for m in whole)
 
     async def list_found(self) -> list[Found]:
         """What lies where the run keeps its checkpoints; nothing where it cannot be read."""

@@ -64,9 +64,10 @@ class CheckpointPlace:
     def default(self) -> str:
         return str(self._run_dir.checkpoints)
 
-    def written(self, url: str) -> str:
-        """A place as it is journalled: empty for the run's own folder, so that a run directory may be moved or copied."""
-        return "" if same_place(url, self.default) else url
+    async def shorten(self, url: str) -> str:
+        """A place as it is journalled: empty for the run's own folder, so that a run directory may be moved or copied. Paths are
+        resolved in threads, here and wherever places are compared: a file system that hangs holds up no lease."""
+        return "" if await asyncio.to_thread(same_place, url, self.default) else url
 
     def brought(self) -> list[Brought]:
         """What came from elsewhere, with the place in which it lies now."""
@@ -80,10 +81,11 @@ class CheckpointPlace:
         """The place that the next attempt is expected to use: that of the last one."""
         return self._wanted or self.of(self._state().attempt)
 
-    def message(self, attempt: int) -> Message:
+    async def message(self, attempt: int) -> Message:
         """What keepers are told of an attempt's place."""
         url = self.of(attempt)
-        return {"url": url, "spare_below": min([attempt, *self._mine(url)])}
+        mine = await asyncio.to_thread(self._mine, url)
+        return {"url": url, "spare_below": min([attempt, *mine])}
 
     async def start_from(self, origin: str, trust: bool) -> None:
         """Copies what the run starts from into its own folder, once. Raises RunStopped where that cannot be."""
@@ -153,6 +155,7 @@ class CheckpointPlace:
                 if attempt > self._over:
                     self.refusal = e if isinstance(e, UnbrokenError) else StorageError(str(e), where=url)
                 return False
+            shortened = await self.shorten(url)
             if attempt <= self._over:
                 return False
             if not mine:
@@ -160,7 +163,7 @@ class CheckpointPlace:
                 return False
             self._settled.add(attempt)
             self._wanted = None
-            await self._record("place", attempt=attempt, place=self.written(url))
+            await self._record("place", attempt=attempt, place=shortened)
             await self._accept(url, found, attempt)
             return True
 
@@ -178,9 +181,8 @@ class CheckpointPlace:
 
         def look() -> list[Found]:
             lying: list[Found] = []
-            for url in dict.fromkeys(
-                [self.default, *(p or self.default for p in self._state().places.values())]
-            ):
+            places = list(self._state().places.values())
+            for url in dict.fromkeys([self.default, *(p or self.default for p in places)]):
                 mine = self._mine(url)
                 lying += [f for f in listing(open_storage(url)) if f.attempt in mine]
             return sorted(lying, key=lambda f: (f.attempt, f.step), reverse=True)
@@ -207,17 +209,24 @@ class CheckpointPlace:
 
     def _mine(self, url: str) -> set[int]:
         """The numbers of this run's own attempts in a place."""
-        places = self._state().places
+        places = dict(self._state().places)  # a thread asks, and another record may come meanwhile
         return {n for n, place in places.items() if same_place(place or self.default, url)}
+
+    async def _find_known(self, url: str) -> set[tuple[int, str]]:
+        """(attempt, name) of what was taken over from a place already."""
+        brought = self.brought()
+        return await asyncio.to_thread(
+            lambda: {(b.number, n) for b in brought if same_place(b.place, url) for n in b.names}
+        )
 
     async def _accept(self, url: str, found: Survey, before: int) -> None:
         """Writes down what the run may go on from, of what others left there, unless that was done already."""
         state = self._state()
-        known = {(b.number, n) for b in self.brought() if same_place(b.place, url) for n in b.names}
+        known, shortened = await self._find_known(url), await self.shorten(url)
         # --from is what the run was told to start from: until it has something of its own, whatever lay in a
         # folder when the run first came there is older than that.
         starting = bool(state.origin) and not any(state.seals.values()) and not state.accepted
-        told = starting and not known and not same_place(url, self.default)
+        told = starting and not known and bool(shortened)
         count = 0
         for number, names in found.others.items():
             if fresh := [n for n in names if (number, n) not in known]:
@@ -226,7 +235,7 @@ class CheckpointPlace:
                     "accepted",
                     number=number,
                     checkpoints=fresh,
-                    place=self.written(url),
+                    place=shortened,
                     before=0 if told else before,
                     source=found.where_from,
                 )
@@ -246,7 +255,7 @@ class CheckpointPlace:
         url, state = elsewhere_of(folder, self._run_id), self._state()
         if not url:
             return []
-        known = {(b.number, n) for b in self.brought() if same_place(b.place, url) for n in b.names}
+        known = await self._find_known(url)
         try:
             lying = await asyncio.to_thread(lambda: listing(open_storage(url)))
         except (OSError, UnbrokenError) as e:

@@ -20,10 +20,8 @@ from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace, told
 from ..attempt.attempt import Attempt
 from ..attempt.code import keep_code
-from ..attempt.farewell import Last
 from ..attempt.outcome import AttemptOutcome
 from ..fence.fencing import Fencing
-from ..fence.stopping import FLUSH_S
 from ..nodes.alike import find_odd
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
@@ -37,6 +35,7 @@ from ..suspects.suspects import Suspects
 from .amending import Amending
 from .health import HealthCheck
 from .own_checkpoints import add_argument, find_newest
+from .preserving import Preserving
 from .replacing import Replacing
 from .resizing import Resizing
 from .room import check_room
@@ -86,6 +85,7 @@ class Launching:
         suspects: Suspects,
         replacing: Replacing,
         resizing: Resizing,
+        preserving: Preserving,
         *,
         make_attempt: Callable[[int, tuple[str, ...]], Attempt],
         follow: Callable[[Attempt], None],
@@ -98,7 +98,7 @@ class Launching:
         self._accepting, self._fencing, self._recorder = accepting, fencing, recorder
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
         self._amending, self._warm_starts, self._suspects = amending, warm_starts, suspects
-        self._replacing, self._resizing = replacing, resizing
+        self._replacing, self._resizing, self._preserving = replacing, resizing, preserving
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._health = HealthCheck(fleet, fencing, recorder, view.say, clock, spec.policy)
         self._is_new = True
@@ -113,7 +113,7 @@ class Launching:
         return self._recorder.state
 
     async def start(self) -> Attempt | None:
-        """Launches the next attempt; None where a stop came before that. Raises StartFailed, RunStopped, Superseded."""
+        """Launches the next attempt; None where it is not ready for that, or a stop came before. Raises StartFailed, RunStopped, Superseded."""
         began = self._clock.monotonic()
         attempt: Attempt | None = None
         try:
@@ -127,7 +127,7 @@ class Launching:
             await self._recorder.record(
                 "attempt", attempt=number, slots=list(slots),
                 candidates=[_note_for_journal(c) for c in candidates[:_CANDIDATES_RECORDED]],
-                place=self._place.written(self._place.current()), held=self._fleet.held,
+                place=await self._place.shorten(self._place.current()), held=self._fleet.held,
                 boots=self._fleet.list_boots(slots),
             )  # fmt: skip
             await self._keep_code(number)
@@ -154,7 +154,7 @@ class Launching:
             await wait_within(work, _CODE_S)
 
     async def _prepare(self) -> tuple[tuple[str, ...], int, list[CandidateMessage]] | None:
-        """Nodes, number, and what may be restored; None where a stop was asked for."""
+        """Nodes, number, and what may be restored; None where a stop was asked for, or nodes came or went while it waited."""
         self._term.check(at_once=True)
         slots = await self._fill_slots()
         if slots is None:
@@ -175,33 +175,13 @@ class Launching:
         if self._stop:
             return None
         number = await self._place.take()
-        held = await self._keepers.list_snapshots(self._fleet.up())
-        if (behind := await self._accepting.find_left_behind(slots, held)) is not None:
-            await self._save_behind(slots, behind)
+        held = await self._preserving.settle(slots)
+        if held is None:
+            return None
         candidates = await self._accepting.list_candidates(slots, held)
         if not await self._fencing.wait_for_proof(accepted=bool(candidates)):
             return None
         return slots, number, candidates
-
-    async def _save_behind(self, slots: tuple[str, ...], behind: Last) -> None:
-        """Makes a snapshot durable of which nodes that are left have a part: ranks fetch from each other's nodes alone. Ranks of
-        another number than before fetch from disk alone: raises RunError where it cannot be had there, which is tried again."""
-        staying, resized = set(slots), len(slots) != len(self._state.slots)
-        away = [n for n in behind.shares if n not in staying]
-        why = f"{', '.join(away)} is left, which alone has a part of it"
-        if resized:
-            why = "another number of ranks restores it from disk"
-        self._view.say(f"saving step {behind.step} first: {why}")
-        now = self._clock.monotonic()
-        left = [at - now for n in away if (at := self._fleet.nodes[n].preempted) is not None]
-        saved = await self._keepers.save(behind, max(1.0, min([FLUSH_S, *left])))
-        await self._accepting.accept_late()
-        if resized and not saved:
-            raise RunError(
-                f"step {behind.step} is in memory, and its storage does not take it: the run goes on with another number of nodes "
-                "once it does",
-                where=str(self._run_dir.path), hint="Free space; see the keepers' logs in the run directory",
-            )  # fmt: skip
 
     async def _check_command(self, slots: tuple[str, ...]) -> None:
         """Asks each node once whether the command can be run there. Raises RunStopped where it cannot: no restart helps."""
@@ -255,15 +235,18 @@ class Launching:
 
     async def _announce(self, attempt: Attempt, candidates: list[CandidateMessage]) -> None:
         """Tells every keeper of the attempt. Raises RunError where one does not answer."""
-        requests = self._make_announcements(attempt, candidates)
+        requests = await self._make_announcements(attempt, candidates)
         asked = {n: self._keepers.phrase(n, r) for n, r in requests.items()}
         await asyncio.gather(*(self._fleet.ask(n, "keeper", request=r) for n, r in asked.items()))
 
-    def _make_announcements(self, attempt: Attempt, candidates: list[CandidateMessage]) -> dict[str, Message]:
+    async def _make_announcements(
+        self, attempt: Attempt, candidates: list[CandidateMessage]
+    ) -> dict[str, Message]:
+        place = await self._place.message(attempt.number)
         return {
             node: {
                 "op": "attempt", "attempt": attempt.number, "world_size": len(attempt.ranks),
-                "place": self._place.message(attempt.number), **pack(attempt.node_ranks(node), candidates),
+                "place": place, **pack(attempt.node_ranks(node), candidates),
             }
             for node in attempt.nodes
         }  # fmt: skip
@@ -396,7 +379,7 @@ class Launching:
         candidates = await self._accepting.list_candidates(
             attempt.slots, await self._keepers.list_snapshots(attempt.nodes)
         )
-        requests = self._make_announcements(attempt, candidates)
+        requests = await self._make_announcements(attempt, candidates)
         if self._place.refusal is not None:
             for request in requests.values():
                 request["place"] = {"refused": told(self._place.refusal)}

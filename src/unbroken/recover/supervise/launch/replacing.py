@@ -37,6 +37,11 @@ class Replacing:
         self._term, self._stop, self._clock, self._say = term, stop, clock, say
         self._amending, self._cwd = amending, cwd
         self._seeking: asyncio.Task[None] | None = None
+        self._late: dict[str, None] = {}
+        """Nodes that were given, and had no time left to come up: whoever seeks brings them in."""
+        self._again_at: dict[str, float] = {}
+        """When those are looked at again of which the look failed (monotonic)."""
+        self._told: set[str] = set()
 
     @property
     def _state(self) -> RunState:
@@ -63,6 +68,9 @@ class Replacing:
                     await self._recorder.record("returned", node=found)
                     self._say(f"{found} can be reached again")
                 return found
+            if until is not None and self._clock.monotonic() >= until:
+                self._late[found] = None  # it has not failed: nobody has waited for it
+                return ""
             await self._fencing.lose(found, "its agent did not come up")
         return found
 
@@ -114,10 +122,6 @@ class Replacing:
             )
         except TimeoutError:
             return  # they come in later
-        except Superseded:
-            raise
-        except RunError as e:
-            _log.warning("what was lost is looked for later: %s", e)
 
     # --- beside a run that goes on with fewer
 
@@ -140,12 +144,13 @@ class Replacing:
                 try:
                     for name in self._state.lift_cordons(self._clock.wall()):
                         self._say(f"{name} may be used again: its cordon has expired")
+                    await self._bring_in_late()
                     await self._take_back(n for n in self._fleet.nodes if n in self._state.lost)
                     if asking is not None and asking.done():
                         done, asking = asking, None
                         ask_at = self._clock.monotonic() + _ASK_AGAIN_S
                         if (given := done.result()) is not None:
-                            await self._bring_in(given)
+                            self._late[given] = None
                     old, out = self._find_missing(), {*self._state.lost, *self._state.cordoned}
                     if asking is None and old and self._clock.monotonic() >= ask_at:
                         asking = asyncio.create_task(self._fleet.replace(old, out))
@@ -154,13 +159,20 @@ class Replacing:
                         asking = None
                 except Superseded:
                     return  # its successor seeks
-                except RunError as e:
-                    _log.warning("other nodes are looked for later: %s", e)
+                except Exception as e:  # noqa: BLE001  without it nobody would look for nodes until the next attempt
+                    self._note_failure("other nodes are looked for later", e)
                     ask_at = self._clock.monotonic() + _ASK_AGAIN_S
                 await asyncio.sleep(_SCAN_S)
         finally:
             if asking is not None:
                 asking.cancel()
+
+    def _note_failure(self, what: str, e: Exception) -> None:
+        """Says once what a look for nodes failed with; what is no error of ours is logged with where it came from."""
+        _log.warning("%s: %s", what, e, exc_info=None if isinstance(e, RunError) else e)
+        if (line := f"{what}: {e}") not in self._told:
+            self._told.add(line)
+            self._say(line)
 
     def _find_missing(self) -> str:
         """A node that left, in whose place there is none yet that waits to come in; "" where as many wait as are missing."""
@@ -184,9 +196,31 @@ class Replacing:
         up = frozenset(self._fleet.up())
         for name in list(lost):
             node = self._fleet.nodes[name]
-            again = node.returned or node.state == "down"
+            again = node.returned or node.state in ("down", "starting")
             if name in up or (again and self._can_return(name)):
-                await self._bring_in(name)
+                await self._try_to_bring_in(name)
+
+    async def _bring_in_late(self) -> None:
+        """Brings in those that were given and have not come up yet, unless they were lost, or taken in, meanwhile."""
+        for name in [n for n in self._late if n in self._state.lost or n in self._state.slots]:
+            del self._late[name]
+        for name in [n for n in self._late if self._can_return(n)]:
+            if await self._try_to_bring_in(name):
+                del self._late[name]
+
+    async def _try_to_bring_in(self, name: str) -> bool:
+        """Whether it could be found out if a node comes in; where not, it is looked at again in a while, and the others before."""
+        if self._clock.monotonic() < self._again_at.get(name, 0.0):
+            return False
+        try:
+            await self._bring_in(name)
+        except Superseded:
+            raise
+        except Exception as e:  # noqa: BLE001  one node is no reason to look for no other
+            self._again_at[name] = self._clock.monotonic() + _ASK_AGAIN_S
+            self._note_failure(f"{name} does not come in yet", e)
+            return False
+        return True
 
     async def _bring_in(self, name: str) -> None:
         """Brings a node up, where it is to wait until the run takes it in; one that cannot run the command is left out."""

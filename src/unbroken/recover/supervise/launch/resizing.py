@@ -88,10 +88,13 @@ class Resizing:
         else:
             policy, times = self._spec.policy, len(state.grown)
             so_far = f", {times} so far" if times else ""
-            words = (
-                f"with {size} of {full} nodes, without {', '.join(self._without)}; it takes a node in once that has answered for "
-                f"{policy.grow_after}, at most {policy.grows_per_hour} times within an hour{so_far}"
+            grows = (
+                f"it takes a node in once that has answered for {policy.grow_after}, at most {policy.grows_per_hour} times within "
+                f"an hour{so_far}"
+                if policy.grows_per_hour
+                else "it takes none in by itself (grows_per_hour = 0): stop it, and give the same command again, for all"
             )
+            words = f"with {size} of {full} nodes, without {', '.join(self._without)}; {grows}"
         self._say(f"the run goes on {words}")
         return words
 
@@ -126,4 +129,5 @@ class Resizing:
         before = self._state.grown[:-1] if self._state.growing else self._state.grown
         return decide_growth(
             size, self._spec.node_counts, since, [t - ago for t in before], now, self._spec.policy, restarts=restarts,
+            by_hand=self._state.by_hand,
         )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any
 
 from ....checkpoint.catalogue.announcement import as_before
 from ....checkpoint.keeper.wire import PROTOCOL
+from ....cluster.at_once import for_each
+from ....errors import RunError
 from ....link.bounds import Malformed
 from ....link.runs import pack, unpack
 from ...wire import Message
@@ -68,17 +70,24 @@ class Keepers:
         request = {"op": "complete", "attempt": attempt, "step": step}
         self._background.start(self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=20))
 
-    async def save(self, snapshot: Last, deadline_s: float) -> bool:
-        """Has those that hold it make a snapshot durable, and waits for that as long; whether all did."""
-        asked = {
-            n: {"request": {"op": "flush", "deadline_s": deadline_s, "room_s": 0.0, "ranks": list(ranks),
-                            "mark": [snapshot.attempt, snapshot.step]}}
-            for n, ranks in snapshot.shares.items()
-        }  # fmt: skip
-        return (
-            asked.keys()
-            == (await self._fleet.ask_each(asked, "keeper", timeout=deadline_s + _SETTLE_S)).keys()
-        )
+    async def save(self, snapshot: Last, deadline_s: float) -> dict[str, str]:
+        """Has those that hold it make a snapshot durable, and waits for that as long; {node: why} of those that did not."""
+
+        async def one(name: str) -> str:
+            request = {
+                "op": "flush", "deadline_s": deadline_s, "room_s": 0.0, "ranks": list(snapshot.shares[name]),
+                "mark": [snapshot.attempt, snapshot.step],
+            }  # fmt: skip
+            try:
+                answer = await self._fleet.ask(
+                    name, "keeper", request=request, timeout=deadline_s + _SETTLE_S
+                )
+            except RunError as e:
+                return e.message
+            # It answers for what it has: for a share that was freed meanwhile with no step.
+            return "" if answer.get("step") == snapshot.step else "its share of it is not in memory there"
+
+        return {n: why for n, why in (await for_each(snapshot.shares, one)).items() if why}
 
     async def reconcile(self, attempt: Attempt) -> None:
         """Asks what they hold: what they told while nobody listened must not stay unknown."""
