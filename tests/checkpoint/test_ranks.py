@@ -188,6 +188,23 @@ def test_losing_a_node_loses_nothing_that_its_peer_holds(
     assert [g.source for g in got] == ["memory", "memory", "peer", "peer"]
 
 
+@pytest.mark.slow
+def test_a_copy_that_was_left_out_or_failed_holds_no_end_up(ranks: Callable[..., Ranks]) -> None:
+    """Keepers copy the newest alone: closing had waited for ten minutes for the copies of those before it."""
+    r = ranks(2, nodes=2)
+    r.open(peer=True, persist_every=100)
+    saves = [s for step in range(1, 9) for s in r.save(step)]
+    for last in saves[-2:]:
+        last.wait("peer", 15)
+    assert all(s.done for s in saves[:-2])
+    away = {"op": "peer_target", "token": "x", "node": "node-001", "address": "unix:/nowhere"}
+    r.each(lambda _, c: c.memory.link.request(away))
+    for saved in r.save(9):
+        with pytest.raises(StorageError, match="did not reach peer"):
+            saved.wait("peer", 15)
+    assert r.each(lambda _, c: c.close(10)) == [None, None]
+
+
 @pytest.mark.parametrize("missing", ["a keeper's version", "openssl"])
 def test_where_keepers_cannot_reach_each_other_safely_every_rank_is_told(
     ranks: Callable[..., Ranks], own_keepers: Path, monkeypatch: pytest.MonkeyPatch, missing: str

@@ -69,16 +69,23 @@ class AgentLink(KeeperLink):
         return int(self.info["pid"])
 
     def attempt(
-        self, attempt: int, world_size: int, ranks: Mapping[int, int], candidates: Sequence[Candidate] = ()
-    ) -> None:
-        """Begins an attempt here, with these ranks {rank: local rank}; older attempts are refused from now on."""
+        self, attempt: int, world_size: int, ranks: Mapping[int, int], candidates: Sequence[Candidate] = (),
+        ring: Mapping[str, Message] | None = None,
+    ) -> None:  # fmt: skip
+        """Begins an attempt here, with these ranks {rank: local rank}; older attempts are refused from now on. `ring` says where
+        other nodes' keepers give what these ranks will restore."""
         self.request(
             {
                 "op": "attempt", "attempt": attempt, "world_size": world_size,
                 "ranks": {str(r): local for r, local in ranks.items()},
-                "candidates": [c.as_json() for c in candidates],
+                "candidates": [c.as_json() for c in candidates], "ring": ring,
             }
         )  # fmt: skip
+
+    def ring(self) -> Message:
+        """Where the keeper gives snapshots to those of other nodes."""
+        member: Message = self.request({"op": "ring"})[0]["ring"]
+        return member
 
     def inventory(self) -> list[Holding]:
         """What is in the keeper's memory."""
@@ -194,10 +201,10 @@ class FakeAgent:
         self.events.extend(iter_append(link, self.events))
 
     def attempt(self, number: int, ranks: int | dict[int, int] = 1, world_size: int | None = None,
-                candidates: Sequence[Candidate] = ()) -> None:  # fmt: skip
+                candidates: Sequence[Candidate] = (), ring: Mapping[str, Message] | None = None) -> None:  # fmt: skip
         """Begins an attempt with these ranks on this node."""
         here = {r: r for r in range(ranks)} if isinstance(ranks, int) else ranks
-        self.link.attempt(number, world_size or len(here), here, candidates)
+        self.link.attempt(number, world_size or len(here), here, candidates, ring)
 
     def heard(self, kind: str, **fields: Any) -> Message | None:
         """The first event of this kind with these fields."""

@@ -26,6 +26,7 @@ from ..catalogue import retention
 from ..catalogue.retention import Retention
 from ..storage import open_storage
 from ..storage.base import Storage
+from .ahead import FetchAhead
 from .buffers.holdings import CLAIMED, FREE, Buffer, Holdings, SnapshotId
 from .buffers.memory import NodeMemory
 from .clients import Client, KeeperSettings, OperationRefused, Wait, check, log, refusal, reply, tell
@@ -81,6 +82,7 @@ class Keeper:
         if settings.lease_s is not None:
             self.writing.lease_until = time.monotonic() + settings.lease_s
         self.peers = Peers(self, log)
+        self.ahead = FetchAhead(self)
         self.uploading: Uploading | None = None
         self.keep = Retention(settings.keep, settings.keep_every)
         self.peer_wanted = False
@@ -283,13 +285,21 @@ class Keeper:
         return self.flush(max(room_s, 30.0), snapshot_id=snapshot_id, room_s=room_s)
 
     def pull(self, client: Client, m: Message) -> Message:
-        """Fetches this rank's snapshot from a peer into memory here."""
+        """Fetches this rank's snapshot from a peer into memory here, unless it is on its way, and comes."""
         snapshot_id = SnapshotId(int(m["attempt"]), int(m["step"]))
+        with self.changed:
+            self.ahead.wait_for(snapshot_id, client.rank)
+            if (here := self.holdings.find(snapshot_id, client.rank)) is not None:
+                return self._hold(client, here)
         b = self.peers.pull(str(m["address"]), snapshot_id, client.rank)
         with self.changed:
-            if b.id not in client.held:
-                client.held.add(b.id)
-                b.pins += 1
+            return self._hold(client, b)
+
+    def _hold(self, client: Client, b: Buffer) -> Message:
+        """Pins a buffer that this client reads, until it lets go or is gone."""
+        if b.id not in client.held:
+            client.held.add(b.id)
+            b.pins += 1
         return {"buffer": b.id}
 
     # --- helpers, with `changed` held
@@ -325,8 +335,14 @@ class Keeper:
                 self.writing.places.setdefault(int(c["attempt"]), str(c["place"]))
 
     def begin(
-        self, attempt: int, world_size: int, ranks: dict[int, int], candidates: list[Any] | None
+        self,
+        attempt: int,
+        world_size: int,
+        ranks: dict[int, int],
+        candidates: list[Any] | None,
+        ring: Any = None,
     ) -> None:
+        """Starts an attempt here; `ring` says which nodes' keepers have what its ranks will most likely restore."""
         log(f"attempt {attempt} begins: {world_size} ranks, here {sorted(ranks)}")
         self.attempt, self.world_size, self.local, self.restored = attempt, world_size, ranks, False
         self.note_candidates(candidates or [])
@@ -351,6 +367,7 @@ class Keeper:
         if candidates is None:
             # An earlier attempt of ours may still be writing; it has folders of its own, so let it finish.
             self.writing.lease_until = None
+        self.ahead.begin(ranks, candidates or [], ring)
 
     def _uploads(self) -> int:
         """How many checkpoints wait to be copied to the object store."""
@@ -440,4 +457,4 @@ _MOST_RANKS = 1 << 22
 _SLOW_AT_ONCE = 8
 """Of one connection."""
 _OF_VISITOR = ("hello", "ping", "inventory", "candidates", "bye")
-_OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close", "hurry")
+_OF_AGENT = ("attempt", "complete", "lease", "settle", "flush", "close", "hurry", "ring")

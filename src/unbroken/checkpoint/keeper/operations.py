@@ -18,6 +18,7 @@ from ...link.tls import Identity
 from ...units import Bytes
 from ..catalogue import announcement
 from ..catalogue.placement import same_place
+from .ahead import RingMember
 from .buffers.holdings import CLAIMED, FINALIZED, FREE, Snapshot, SnapshotId
 from .clients import Client, NotYet, OperationRefused, Wait
 from .durability.commit import note_failure
@@ -92,13 +93,18 @@ def attempt(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
         raise OperationRefused(f"attempt {attempt} is over; attempt {keeper.attempt} is the newest here")
     ranks, candidates = announcement.unpack(m)
     if attempt > keeper.attempt:
-        keeper.begin(attempt, int(m["world_size"]), ranks, candidates)
+        keeper.begin(attempt, int(m["world_size"]), ranks, candidates, m.get("ring"))
     else:
         keeper.world_size, keeper.local = int(m["world_size"]), ranks
         keeper.note_candidates(candidates)
     if m.get("place"):
         keeper.take_place(dict(m["place"]))
     return {}, []
+
+
+def ring(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
+    """Where this keeper gives snapshots to those of other nodes, and the secret of that: for the next attempt's keepers."""
+    return {"ring": RingMember.of(keeper.peers, keeper.settings.socket).as_json()}, []
 
 
 def place(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
@@ -285,6 +291,7 @@ def fetch(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     return {
         "found": True, "buffer": b.id, "file_bytes": s.file_bytes, "part": s.part, "bytes": b.bytes,
         "world_size": s.world_size, "checksums": s.checksums, "peer": b.replica,
+        "ahead": keeper.ahead.holds(s.snapshot_id, b.rank),
     }, [b.fd]  # fmt: skip
 
 
@@ -302,6 +309,7 @@ def release(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
             if chosen is None
             else frozenset({SnapshotId(int(chosen["attempt"]), int(chosen["step"]))})
         )
+        keeper.ahead.settle(next(iter(keeper.holdings.wanted), None))
         if client.rank == 0:  # what is chosen, and what is passed over, is the same on every rank
             skipped = [[str(name), str(why)[:300]] for name, why in m.get("skipped") or ()][:20]
             keeper.emit(
@@ -367,6 +375,7 @@ OPERATIONS: dict[str, Operation] = {
         ping,
         inventory,
         attempt,
+        ring,
         place,
         complete,
         lease,

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from ...link.address import Address, connect, listen_unix
 from ...link.bounds import HELLO_BYTES, Malformed, same_secret, whole
 from ...link.tls import Identity
 from ..format.manifest import CHUNK_BYTES
-from .buffers.holdings import FINALIZED, Buffer, Snapshot, SnapshotId
+from .buffers.holdings import FINALIZED, FREE, Buffer, Snapshot, SnapshotId
 from .buffers.memory import NodeMemory
 from .wire import MAX_MESSAGE_BYTES, Channel, Closed, Message
 
@@ -55,6 +55,20 @@ class PeerTarget:
 
     node: str
     address: Address
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How a snapshot is asked of another node's keeper: with the secret of its ring, and with this certificate off its machine.
+
+    `going_on` is looked at for each piece. With `only_free` no buffer is taken that holds a snapshot, however old.
+    """
+
+    token: str = field(repr=False)
+    identity: Identity | None = field(default=None, repr=False)
+    timeout_s: float = TIMEOUT_S
+    going_on: Callable[[], bool] = lambda: True
+    only_free: bool = False
 
 
 class Peers:
@@ -93,6 +107,10 @@ class Peers:
         self._identity = identity
         return self._wide[0]
 
+    def addresses(self) -> tuple[str, str]:
+        """Where transfers are accepted now: on this machine, and from others; "" where they are not."""
+        return str(self._here or ""), str(self._wide[0] if self._wide else "")
+
     def leave(self) -> None:
         """Leaves no socket behind."""
         if self._here is not None:
@@ -110,12 +128,14 @@ class Peers:
         if self.target is not None and (self._due is None or snapshot_id > self._due):
             self._due = snapshot_id
 
-    def pull(self, address: str, snapshot_id: SnapshotId, rank: int) -> Buffer:
-        """Fetches a rank's snapshot from another keeper into a buffer of this one. Raises PeerError."""
+    def pull(self, address: str, snapshot_id: SnapshotId, rank: int, asking: Asking | None = None) -> Buffer:
+        """Fetches a rank's snapshot from another keeper into a buffer of this one, by default from the ring that this one is
+        in. Raises PeerError; DoesNotFit where the machine has no memory for it."""
+        asking = asking or Asking(self.token, self._identity)
         try:
-            channel = self._connect(Address.parse(address))
+            channel = self._connect(Address.parse(address), asking)
             try:
-                channel.send({"token": self.token})
+                channel.send({"token": asking.token})
                 channel.send(
                     {
                         "op": "get",
@@ -129,7 +149,7 @@ class Peers:
                     raise PeerError(
                         f"the peer has no copy of rank {rank} at step {snapshot_id.step}", where=address
                     )
-                return self._take(channel, answer, snapshot_id, rank, replica=False)
+                return self._take(channel, answer, snapshot_id, rank, asking)
             finally:
                 channel.close()
         except (OSError, Closed, Malformed) as e:
@@ -164,20 +184,16 @@ class Peers:
                     self.log(f"step {snapshot_id.step} was not copied to {target.node}: {e}")
                 with self.home.changed:
                     b.pins -= 1
-                    if not why:
-                        self.home.emit(
-                            {
-                                "event": "peer",
-                                "attempt": snapshot_id.attempt,
-                                "step": snapshot_id.step,
-                                "rank": b.rank,
-                                "node": target.node,
-                            }
-                        )
+                    self.home.emit(
+                        {
+                            "event": "peer_failed" if why else "peer", "attempt": snapshot_id.attempt,
+                            "step": snapshot_id.step, "rank": b.rank, "node": target.node, **({"why": why} if why else {}),
+                        }
+                    )  # fmt: skip
                     self.home.changed.notify_all()
 
     def _send(self, target: PeerTarget, s: Snapshot, view: memoryview) -> None:
-        channel = self._connect(target.address)
+        channel = self._connect(target.address, Asking(self.token, self._identity))
         try:
             channel.send({"token": self.token})
             channel.send(
@@ -220,7 +236,7 @@ class Peers:
             )
             rank = whole(m.get("rank"), "rank", 0, 1 << 24)
             if m.get("op") == "put":
-                self._take(channel, m, snapshot_id, rank, replica=True)
+                self._take(channel, m, snapshot_id, rank)
                 channel.send({"ok": True})
             elif m.get("op") == "get":
                 self._give(channel, snapshot_id, rank)
@@ -252,9 +268,13 @@ class Peers:
                 self.home.changed.notify_all()
 
     def _take(
-        self, channel: Channel, m: Message, snapshot_id: SnapshotId, rank: int, *, replica: bool
+        self, channel: Channel, m: Message, snapshot_id: SnapshotId, rank: int, asking: Asking | None = None
     ) -> Buffer:
-        """Receives into a buffer, which is finalized only if every byte is right."""
+        """Receives what was asked for, or else another node's copy, into a buffer, which is finalized only if every byte is right.
+
+        It is pinned meanwhile: an attempt that begins frees what is claimed, and nobody else may fill it until this has ended.
+        """
+        replica = asking is None
         size = whole(m.get("file_bytes"), "file_bytes", 1, _MOST)
         world_size = whole(m.get("world_size"), "world_size", rank + 1, 1 << 24)
         part = m.get("part")
@@ -263,15 +283,20 @@ class Peers:
         with self.home.changed:
             if replica and snapshot_id.attempt < self.home.attempt:
                 raise PeerError(f"attempt {snapshot_id.attempt} is over")
-            b = self.home.memory.room_for(rank, size, replica)
-        if b is None:
-            raise PeerError("there is no room for another node's snapshot in the budget")
+            b = self.home.memory.room_for(
+                rank, size, replica, only_free=asking is not None and asking.only_free
+            )
+            if b is None:
+                raise PeerError("there is no room for another node's snapshot in the budget")
+            b.pins += 1
         kept = False
         try:
             if replica:
                 channel.send({"ok": True})
             view, sums = self.home.memory.view(b, size), []
             for at in range(0, size, CHUNK_BYTES):
+                if asking is not None and not asking.going_on():
+                    raise PeerError("nobody needs it any more")
                 chunk = view[at : at + CHUNK_BYTES]
                 channel.receive_bytes(chunk)
                 sums.append(digest(chunk))
@@ -287,14 +312,15 @@ class Peers:
             kept = True
             return b
         finally:
-            if not kept:
-                with self.home.changed:
-                    b.state, b.snapshot = "free", None
-                    self.home.changed.notify_all()
+            with self.home.changed:
+                b.pins -= 1
+                if not kept:
+                    b.state, b.snapshot = FREE, None
+                self.home.changed.notify_all()
 
-    def _connect(self, address: Address) -> Channel:
-        connection = connect(address, self._identity, within_s=TIMEOUT_S)
-        connection.settimeout(TIMEOUT_S)
+    def _connect(self, address: Address, asking: Asking) -> Channel:
+        connection = connect(address, asking.identity, within_s=asking.timeout_s)
+        connection.settimeout(asking.timeout_s)
         return Channel(connection)
 
 

@@ -206,7 +206,8 @@ def load_from_memory(memory: RankMemory, candidate: Candidate, rank: int, beside
     with beside(buffer):
         if answer["checksums"] is not None:
             check_chunks(memory_of(data)[:size], tuple(answer["checksums"]), where=f"memory, rank {rank}")
-    return Loaded(part, data[:size], "peer" if answer["peer"] else "memory", buffer, keep)
+    source = "peer" if answer["peer"] or answer.get("ahead") else "memory"
+    return Loaded(part, data[:size], source, buffer, keep)
 
 
 def load_from_peer(

@@ -180,6 +180,16 @@ class Outcomes:
             if kind == "durable":
                 self._on_durable(time.monotonic() - saves[-1].began)
             self._apply(saves, event)
+        if kind in ("peer", "peer_failed") and event.get("rank") == self.session.place.rank:
+            self._end_copies(snapshot_id, str(event.get("why") or f"step {step} was copied in its place"))
+
+    def _end_copies(self, snapshot_id: SnapshotId, why: str) -> None:
+        """Of this snapshot and those before it no copy will come any more: keepers send the newest alone, each once. Training
+        goes on, and the next copy makes up for it."""
+        with self._guard:
+            saves = [s for m, of in self._saves.items() if m <= snapshot_id for s in of]
+        for saved in saves:
+            saved.fail(why, levels=("peer",))
 
     def _apply(self, saves: list[Saved], event: Message) -> None:
         """Lets what the keeper reports of a step happen to the saves of it."""

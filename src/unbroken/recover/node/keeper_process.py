@@ -220,7 +220,8 @@ class KeeperProcess:
         Raises RunError, also when the keeper is gone or late.
         """
         if request.get("op") == "attempt":
-            self._attempt = request
+            # A keeper that takes this one's place later is told of the attempt, not to fetch what was restored long ago.
+            self._attempt = {k: v for k, v in request.items() if k != "ring"}
         try:
             channel = await self._reach(time.monotonic() + min(timeout, _START_S))
             try:

@@ -124,9 +124,13 @@ class Holdings:
         alone = len([o for o in self.of_rank(b.rank) if o.bytes >= b.bytes]) < 2
         return alone and not b.replica and snapshot_id in self.released
 
-    def claim(self, rank: int, size: int) -> Buffer | None:
+    def claim(self, rank: int, size: int, *, only_free: bool = False) -> Buffer | None:
         """Takes a buffer of at least `size` bytes to be filled, a free one first, then the oldest that may go."""
-        usable = [b for b in self.of_rank(rank) if b.bytes >= size and self.may_reuse(b)]
+        usable = [
+            b
+            for b in self.of_rank(rank)
+            if b.bytes >= size and self.may_reuse(b) and (b.state == FREE or not only_free)
+        ]
         if not usable:
             return None
         b = min(

@@ -17,6 +17,7 @@ from ....errors import DoesNotFit
 from ....machine import available_memory
 from ....units import Bytes
 from ...device.host_memory import fill_pages
+from ...format.layout import ALIGN
 from ..clients import KeeperSettings, log
 from .holdings import CLAIMED, Buffer, Holdings
 
@@ -71,12 +72,15 @@ class NodeMemory:
         self.holdings.buffers[b.id] = b
         return b
 
-    def room_for(self, rank: int, size: int, replica: bool) -> Buffer | None:
-        """A buffer to receive a snapshot into, claimed: one that is needed no more, else a new one in the budget."""
+    def room_for(self, rank: int, size: int, replica: bool, *, only_free: bool = False) -> Buffer | None:
+        """A buffer to receive a snapshot into, claimed: one that is needed no more (with `only_free` one that holds nothing),
+        else a new one in the budget."""
         if not replica:
-            b = self.holdings.claim(rank, size)
-            if b is None and self.holdings.used() + size <= self.settings.budget:
-                b = self.create(rank, size)
+            b = self.holdings.claim(rank, size, only_free=only_free)
+            # In whole pages, as a rank asks for its buffers: then it is one of those.
+            pages = -(-size // ALIGN) * ALIGN
+            if b is None and self.holdings.used() + pages <= self.settings.budget:
+                b = self.create(rank, pages)
                 b.state = CLAIMED
             return b
         theirs = [b for b in self.holdings.buffers.values() if b.replica and b.rank == rank]

@@ -62,6 +62,13 @@ def _note_for_journal(candidate: CandidateMessage) -> CandidateMessage:
     return {**rest, "in_memory": len(candidate["memory"])}
 
 
+def _find_holders(attempt: Attempt, candidates: list[CandidateMessage]) -> dict[str, set[str]]:
+    """Of each node which others have in memory what its ranks will most likely restore, and it has not."""
+    memory = candidates[0]["memory"] if candidates else {}
+    found = {n: {memory.get(str(r), n) for r in attempt.node_ranks(n)} - {n} for n in attempt.nodes}
+    return {n: others for n, others in found.items() if others}
+
+
 class Launching:
     """Starts attempts."""
 
@@ -236,6 +243,7 @@ class Launching:
     async def _announce(self, attempt: Attempt, candidates: list[CandidateMessage]) -> None:
         """Tells every keeper of the attempt. Raises RunError where one does not answer."""
         requests = await self._make_announcements(attempt, candidates)
+        await self._keepers.add_ring(requests, _find_holders(attempt, candidates))
         asked = {n: self._keepers.phrase(n, r) for n, r in requests.items()}
         await asyncio.gather(*(self._fleet.ask(n, "keeper", request=r) for n, r in asked.items()))
 

@@ -24,6 +24,8 @@ _MOST_RANKS = 1 << 20
 _INVENTORY_S = 20.0
 _SETTLE_S = 10.0
 _WAKE_S = 5.0
+_RING_S = 2.0
+"""For a hint no start is held up longer."""
 
 Inventories = dict[str, list[dict[str, Any]]]
 
@@ -39,6 +41,17 @@ class Keepers:
         request = {"op": "inventory", "runs": True}
         answers = await self._fleet.ask_all(names, "keeper", request=request, timeout=timeout)
         return await asyncio.to_thread(_read_inventories, answers)
+
+    async def add_ring(self, requests: Mapping[str, Message], holders: Mapping[str, set[str]]) -> None:
+        """Adds to each announcement how that node's keeper reaches these others, as far as they answer: it may fetch from them
+        beside the start of the ranks."""
+        names = set().union(*holders.values())
+        if not names:
+            return
+        answers = await self._fleet.ask_all(names, "keeper", request={"op": "ring"}, timeout=_RING_S)
+        members = {n: a["ring"] for n, a in answers.items() if a.get("ring")}
+        for node, others in holders.items():
+            requests[node]["ring"] = {n: members[n] for n in sorted(others) if n in members}
 
     async def announce(self, requests: Mapping[str, Message]) -> None:
         """Tells each keeper of an attempt, as far as it answers."""

@@ -18,7 +18,7 @@ _LATEST = 1e12
 _PHASES = {int(p) for p in Phase}
 _KEEPER_NEEDS = {
     "host": ("attempt", "step"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
-    "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "replicas": ("attempt", "step"), "place": ("attempt",),
+    "waiting": ("attempt", "step"), "restored": ("attempt",), "superseded": ("attempt", "step", "by"), "ahead": ("attempt", "step"), "replicas": ("attempt", "step"), "place": ("attempt",),
 }  # fmt: skip
 """What the supervisor reads of each event of a keeper; the rest may be missing or null."""
 
@@ -67,6 +67,11 @@ def check(m: Message, world_size: int) -> Message:
             _host(m, world_size)
         elif m["event"] == "replicas":
             _replicas(m, world_size)
+        elif m["event"] == "ahead":
+            for key in ("fetched", "missed", "bytes"):
+                whole(m.get(key), key, 0, _MOST)
+            number(m.get("seconds"), "seconds", 0.0, _LATEST)
+            text(m.get("why"), "why", most=4096)
     return m
 
 

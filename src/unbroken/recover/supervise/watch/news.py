@@ -111,8 +111,17 @@ class News:
                     f"{Duration(event.get('seconds', 0.0))} (--wait-for-room)"
                 )
                 self._changed.set()
+            case "ahead" if event["attempt"] == attempt.number:
+                self._note_ahead(attempt, node, event)
             case kind if event.get("attempt") == attempt.number:
                 self._read_snapshot(attempt, str(kind), event)
+
+    def _note_ahead(self, attempt: Attempt, node: Node, event: Message) -> None:
+        """What a keeper fetched beside the start of its ranks: written down alone, since a restore fetches whatever is missing."""
+        self._note(
+            "ahead", attempt=attempt.number, node=node.name, step=event["step"], fetched=event["fetched"], missed=event["missed"],
+            why=event["why"], bytes=event["bytes"], seconds=event["seconds"],
+        )  # fmt: skip
 
     def _read_snapshot(self, attempt: Attempt, kind: str, event: Message) -> None:
         """What becomes of the attempt's own snapshots."""
