@@ -107,7 +107,9 @@ def test_other_batches_and_samples_left_out(
     ) -> tuple[list[list[float]], list[int]]:
         run = Stops(stop_at)
         monkeypatch.setattr(hooks, "attach", lambda: run)
-        monkeypatch.setattr(loading, "attach", lambda: SimpleNamespace(skips=skips))
+        monkeypatch.setattr(
+            loading, "attach", lambda: SimpleNamespace(skips=skips, add_data_wait=lambda _: None)
+        )
         hooks._active.clear()
         torch.manual_seed(0)
         model = Regression()

@@ -58,6 +58,7 @@ class Stops:
     """A run that asks for a stop at a step."""
 
     rank, active = 0, True
+    world_sizes: tuple[int, ...] = ()
 
     def __init__(self, at: int = 10**9) -> None:
         self.at, self.steps, self.phases = at, list[int](), list[str]()
