@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -18,8 +19,8 @@ def test_the_journal_names_no_place_for_the_runs_own_folder(tmp_path: Path) -> N
     state = RunState()
     place = CheckpointPlace.__new__(CheckpointPlace)
     place._run_dir, place._state = made.run_dir, lambda: state
-    assert place.written(str(made.run_dir.checkpoints)) == ""
-    assert place.written(str(tmp_path / "elsewhere")) == str(tmp_path / "elsewhere")
+    assert asyncio.run(place.shorten(str(made.run_dir.checkpoints))) == ""
+    assert asyncio.run(place.shorten(str(tmp_path / "elsewhere"))) == str(tmp_path / "elsewhere")
 
 
 def test_what_was_accepted_is_found_where_the_run_is_now(tmp_path: Path) -> None:
