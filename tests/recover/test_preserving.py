@@ -23,6 +23,14 @@ def restored(run: SimulatedRun) -> list[tuple[int, int]]:
     return [(c["step"], c["in_memory"]) for c in run.journal("attempt")[-1]["candidates"]]
 
 
+async def lose_a_node_with_no_storage(run: SimulatedRun) -> None:
+    """Until the run waits for the storage that refuses."""
+    await reach(run, 1, 9)
+    run.faults.refuse_storage()
+    run.faults.lose("node-00001", proven=True)
+    await run.until(lambda: run.journal("waiting"))
+
+
 def test_a_storage_that_refuses_is_waited_for_however_long(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
         await reach(run, 1, 9)
@@ -41,10 +49,7 @@ def test_a_storage_that_refuses_is_waited_for_however_long(simulate: Simulate) -
 
 def test_a_stop_ends_the_wait_for_the_storage(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
-        await reach(run, 1, 9)
-        run.faults.refuse_storage()
-        run.faults.lose("node-00001", proven=True)
-        await run.until(lambda: run.journal("waiting"))
+        await lose_a_node_with_no_storage(run)
         run.supervisor.request_stop()
         asked = run.loop.time()
         assert await run.task == "interrupted" and run.loop.time() - asked < 30
@@ -56,10 +61,7 @@ def test_a_node_that_is_back_meanwhile_needs_no_storage(simulate: Simulate) -> N
     """With as many ranks as before they restore from memory."""
 
     async def act(run: SimulatedRun) -> None:
-        await reach(run, 1, 9)
-        run.faults.refuse_storage()
-        run.faults.lose("node-00001", proven=True)
-        await run.until(lambda: run.journal("waiting"))
+        await lose_a_node_with_no_storage(run)
         run.hardware.given["node-00001"] = None
         run.faults.return_node("node-00001")
         await run.until(lambda: len(run.journal("attempt")) == 2, 300)
@@ -70,10 +72,7 @@ def test_a_node_that_is_back_meanwhile_needs_no_storage(simulate: Simulate) -> N
 
 def test_a_snapshot_that_is_gone_is_said_and_the_next_one_saved(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
-        await reach(run, 1, 9)
-        run.faults.refuse_storage()
-        run.faults.lose("node-00001", proven=True)
-        await run.until(lambda: run.journal("waiting"))
+        await lose_a_node_with_no_storage(run)
         del run.hardware.nodes["node-00002"].snapshots[1, 7]
         await run.until(lambda: told(run, "step 7 was in memory"))
         assert told(run, "goes back to step 3")
@@ -86,10 +85,7 @@ def test_a_snapshot_that_is_gone_is_said_and_the_next_one_saved(simulate: Simula
 
 def test_a_snapshot_that_is_gone_as_nodes_come_is_said_too(simulate: Simulate) -> None:
     async def act(run: SimulatedRun) -> None:
-        await reach(run, 1, 9)
-        run.faults.refuse_storage()
-        run.faults.lose("node-00001", proven=True)
-        await run.until(lambda: run.journal("waiting"))
+        await lose_a_node_with_no_storage(run)
         del run.hardware.nodes["node-00002"].snapshots[1, 7]
         run.hardware.given["node-00001"] = None
         run.faults.return_node("node-00001")
