@@ -251,7 +251,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hasty")
-def test_a_long_metric_is_shared_out_to_all_workers(tmp_path: Path, pools: Callable[..., Pool]) -> None:
+def test_a_long_metric_is_shared_out_to_the_workers(tmp_path: Path, pools: Callable[..., Pool]) -> None:
     job = job_of(tmp_path, SLOW, rows=60)
     alone = score_job(job, get_harness("plain"), {})
     pool = pools(3)
@@ -262,7 +262,8 @@ def test_a_long_metric_is_shared_out_to_all_workers(tmp_path: Path, pools: Calla
     assert shared.score is not None
     assert replace(shared.score, seconds=0.0) == replace(alone, seconds=0.0)
     assert shared.score == codec.decode(Score, json.loads(Path(job.result).read_text()))
-    assert {worker for worker, _, _ in shared.parts} == {"cpu-0", "cpu-1", "cpu-2"}
+    # On a busy machine one of the three may come when the others have done it.
+    assert len({worker for worker, _, _ in shared.parts}) > 1
     assert shared.seconds == pytest.approx(sum(b - a for _, a, b in shared.parts))
     assert shared.score.seconds >= 60 * 0.05
     # At the same time, which one worker alone could not have done.
