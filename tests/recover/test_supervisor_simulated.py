@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.cluster.clocks import Moment
+from unbroken.cluster.contract import Unreachable
 from unbroken.progress import Timeouts
 from unbroken.progress.rundir import WAITING
 from unbroken.testing.fake_cluster import NetworkTraffic, Script, SimulatedLoop, run_simulated
@@ -196,6 +198,28 @@ def test_a_node_that_cannot_be_reached_is_fenced_by_its_lease(simulate: Simulate
         assert 15 <= started < 60, "not before its ranks have stopped by themselves"
         (incident,) = run.incidents()
         assert incident["nodes"] == {"node-00004": "unreachable"}
+        assert "node-00004" not in run.journal("attempt")[1]["slots"]
+
+    simulate(act, 8, spares=1)
+
+
+def test_a_deaf_node_does_not_hold_up_the_end_of_an_attempt_that_failed_elsewhere(simulate: Simulate) -> None:
+    """It was asked to stop before anybody knew that it does not answer."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        run.faults.cut("node-00004", to_node=False)
+        run.hardware.nodes["node-00004"].state = "unreachable"
+        cut = run.loop.time()
+        other = run.hardware.nodes["node-00002"].agent
+        other.end_rank(min(other.ranks), 1, None)
+        await run.until(lambda: run.loop.time() > cut + 1.0)
+        at = Moment(run.loop.time(), run.loop.time())
+        run.hardware.publish(Unreachable(at, "node-00004", "no answer over ssh"))
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert run.loop.time() - cut < 15 + 5, "its lease, and no time-outs of questions to it"
+        (incident,) = run.incidents()
+        assert incident["kind"] == "failed" and incident["nodes"] == {"node-00004": "unreachable"}
         assert "node-00004" not in run.journal("attempt")[1]["slots"]
 
     simulate(act, 8, spares=1)

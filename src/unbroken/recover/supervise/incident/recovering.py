@@ -22,7 +22,7 @@ from ...decide.policy import decide
 from ...telling.teller import Teller
 from ..attempt.attempt import Attempt
 from ..attempt.code import describe_new
-from ..attempt.outcome import AttemptOutcome, name_loss
+from ..attempt.outcome import AttemptOutcome, NodeEnd, name_loss
 from ..fence.fencing import Fencing
 from ..fence.stopping import Stopping
 from ..nodes.fleet import Fleet
@@ -90,6 +90,9 @@ class Recovering:
         )
         stop_began = self._clock.monotonic()
         silent = await self._fencing.end_attempt(attempt, outcome)
+        # Lost while the others were ended: no cause that is known, and none to go on with. They are fenced by now as far as they can be.
+        late = {n: end for n, end in self._fleet.find_lost(attempt.nodes).items() if n not in outcome.nodes and end is not NodeEnd.AGENT_LOST}  # fmt: skip
+        incident.nodes |= {n: end.value for n, end in late.items()}
         diagnose_began = self._clock.monotonic()
         incident.phases["stop"] = diagnose_began - stop_began
         facts = collect_facts(
@@ -112,14 +115,14 @@ class Recovering:
         decision = await self._decide(incident, verdict, facts, attempt)
         self._view.incident(incident, self._clock.monotonic() - began)
         self._open = incident
-        for name in outcome.lost_nodes:
+        for name in (*outcome.lost_nodes, *late):
             await self._fencing.lose(name, verdict.reason or outcome.kind, is_fenced=True)
         if decision.action is Action.STOP:
             await self._end_run(incident, decision)
         for name in decision.exclude:
-            if name in self._fleet.nodes and name not in outcome.nodes:
+            if name in self._fleet.nodes and name not in incident.nodes:
                 await self._fencing.cordon(name, verdict.reason, verdict.confidence)
-        leaving = [n for n in decision.suspects if n in self._fleet.nodes and n not in outcome.nodes]
+        leaving = [n for n in decision.suspects if n in self._fleet.nodes and n not in incident.nodes]
         await self._suspects.leave(
             leaving, incident.number, f"{verdict.title}, {verdict.confidence:.0%} sure"
         )

@@ -38,13 +38,9 @@ from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
 from .coming_up import bring_up
-from .node import Node
+from .node import LEASE_MARGIN_S, Node
 
 _log = logging.getLogger("unbroken.supervisor")
-_LEASE_MARGIN_S = 2.0
-_SILENT_LEAST_S = 2.0
-_WITH_ITS_AGENT_S = 0.3
-"""A node whose agent has ended is reported as lost within so much, if it is; else it is the agent alone."""
 _LAST_WORDS_S = 1.0
 """What an agent has sent may arrive so long after its end."""
 _SCAN_S = 0.5
@@ -306,33 +302,19 @@ class Fleet:
             node = self.nodes[name]
             if self._answers(node) and node.restarted is None:
                 continue
-            end = self._judge(node, now)
+            end = node.judge(now, self.lease_s)
             in_doubt |= end is None
             if end is not None:
                 lost[name] = end
         self._disturbed = in_doubt or bool(lost)
         return lost
 
-    def _judge(self, node: Node, now: float) -> NodeEnd | None:
-        """What is left of a node that may be lost; None while it may still answer."""
-        if node.gone:
-            return NodeEnd.GONE
-        if node.restarted is not None:
-            return node.restarted
-        if node.exited is not None:
-            return NodeEnd.AGENT_LOST if now - node.exited > _WITH_ITS_AGENT_S else None
-        silent = now - node.heard
-        # Beats come eight times in a lease: two that are missing are more than a busy moment.
-        least = max(_SILENT_LEAST_S, self.lease_s / 4)
-        if silent >= self.lease_s + _LEASE_MARGIN_S or (node.unreachable and silent > least):
-            return NodeEnd.UNREACHABLE
-        return None
-
     def is_in_doubt(self, names: Iterable[str]) -> bool:
-        """Whether the link to any of these has closed, and nobody has said yet what that means."""
+        """Whether the link to any of these has closed, or the cluster cannot reach it, and nobody has said yet what that means."""
         now = self._clock.monotonic()
-        closed = [n for name in names if (n := self.nodes[name]).link is not None and not n.up]
-        return any(self._judge(node, now) is None for node in closed)
+        nodes = (self.nodes[name] for name in names)
+        doubtful = [n for n in nodes if n.link is not None and (not n.up or n.unreachable)]
+        return any(node.judge(now, self.lease_s) is None for node in doubtful)
 
     def read_end(self, name: str) -> NodeEnd | None:
         """What is left of a node that did not answer; None where all of it may still be there."""
@@ -348,7 +330,7 @@ class Fleet:
     def lease_ends(self, name: str) -> float:
         """The monotonic time from which the node's processes have stopped by themselves."""
         # A supervisor before this one may have granted one up to its end, which was before this one began.
-        return max(self.nodes[name].granted, self._began) + self.lease_s + _LEASE_MARGIN_S
+        return max(self.nodes[name].granted, self._began) + self.lease_s + LEASE_MARGIN_S
 
     def give_up(self, name: str) -> None:
         """Marks a node as lost: its agent is refused from now on."""
@@ -474,7 +456,10 @@ class Fleet:
     async def ask_each(
         self, requests: Mapping[str, Mapping[str, Any]], op: str, *, timeout: float = 30.0
     ) -> dict[str, Message]:
-        """Asks each node its own question; those that fail are left out (their loss shows elsewhere)."""
+        """Asks each node its own question; those that fail are left out (their loss shows elsewhere).
+
+        A node that is lost meanwhile is waited for no longer.
+        """
 
         async def one(name: str) -> Message | None:
             try:
@@ -483,8 +468,27 @@ class Fleet:
                 _log.warning("%s did not answer '%s': %s", name, op, e)
                 return None
 
-        answers = await for_each(requests, one)
+        watching = asyncio.create_task(self._hang_up_on_lost(requests))
+        try:
+            answers = await for_each(requests, one)
+        finally:
+            watching.cancel()
         return {n: a for n, a in answers.items() if a is not None}
+
+    async def _hang_up_on_lost(self, names: Iterable[str]) -> None:
+        """Closes the link of each that is found to be lost: what it was asked fails at once."""
+        while True:
+            await asyncio.sleep(_SCAN_S)
+            now = self._clock.monotonic()
+            for node in map(self.nodes.__getitem__, names):
+                if (
+                    node.link is not None
+                    and node.up
+                    and not self._answers(node)
+                    and node.judge(now, self.lease_s)
+                ):
+                    node.link.close()
+                    self._disturbed = True
 
     async def ask_all(
         self, names: Iterable[str], op: str, *, timeout: float = 30.0, **fields: Any

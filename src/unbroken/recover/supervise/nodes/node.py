@@ -12,6 +12,11 @@ from ...wire import Link
 from ..attempt.outcome import NodeEnd
 from .received import clock_of
 
+LEASE_MARGIN_S = 2.0
+_SILENT_LEAST_S = 2.0
+_WITH_ITS_AGENT_S = 0.3
+"""A node whose agent has ended is reported as lost within so much, if it is; else it is the agent alone."""
+
 
 @dataclass
 class Node:
@@ -61,6 +66,21 @@ class Node:
         return (
             self.state == "up" and not self.gone and self.link is not None and not self.link.closed.is_set()
         )
+
+    def judge(self, now: float, lease_s: float) -> NodeEnd | None:
+        """What is left of it where it may be lost; None while it may still answer."""
+        if self.gone:
+            return NodeEnd.GONE
+        if self.restarted is not None:
+            return self.restarted
+        if self.exited is not None:
+            return NodeEnd.AGENT_LOST if now - self.exited > _WITH_ITS_AGENT_S else None
+        silent = now - self.heard
+        # Beats come eight times in a lease: two that are missing are more than a busy moment.
+        least = max(_SILENT_LEAST_S, lease_s / 4)
+        if silent >= lease_s + LEASE_MARGIN_S or (self.unreachable and silent > least):
+            return NodeEnd.UNREACHABLE
+        return None
 
     @property
     def has_folder(self) -> bool:
