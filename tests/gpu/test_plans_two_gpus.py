@@ -38,9 +38,9 @@ def cases(base: list[str], plans: dict[str, list[str]]) -> list[dict[str, Any]]:
 
 
 def differences(found: dict[str, Any], to: dict[str, Any], rel: float) -> dict[str, Any]:
-    """What is not the same, by plan: all of them, since two GPUs are seldom to be had."""
+    """What is not the same, by plan, beside what was expected: all of them, since two GPUs are seldom to be had."""
     return {
-        n: got
+        n: (got, to)
         for n, got in found.items()
         if "error" in got
         or got["losses"] != pytest.approx(to["losses"], rel=rel)
@@ -50,8 +50,11 @@ def differences(found: dict[str, Any], to: dict[str, Any], rel: float) -> dict[s
 
 
 def test_every_axis_has_the_loss_of_one_gpu() -> None:
-    one = run_plans(1, cases(BASE, {"dense": ["--engine", "plan"]}), device="cuda")["dense"]
-    assert differences(run_plans(2, cases(BASE, TWO), device="cuda"), one, 2e-5) == {}
+    one = run_plans(1, cases(BASE, {"dense": ["--engine", "plan"], "reference": TWO["reference"]}), device="cuda")  # fmt: skip
+    found = run_plans(2, cases(BASE, TWO), device="cuda")
+    # The reference trainer draws its first weights on the processor, a plan on the GPU: other numbers.
+    reference = {"reference": found.pop("reference")}
+    assert differences(found, one["dense"], 2e-5) | differences(reference, one["reference"], 2e-5) == {}
 
 
 def test_experts_have_the_loss_of_one_gpu() -> None:

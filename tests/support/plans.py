@@ -6,6 +6,7 @@ What is done with each trainer is a function of this file, named by the case's "
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import socket
@@ -165,6 +166,7 @@ def do_bytes(trainer: Any, case: dict[str, Any]) -> Any:
 
 
 def _rank(rank: int, ask: dict[str, Any], port: int) -> None:
+    faulthandler.enable()  # a crash in a library leaves its stack
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ask["world"]), LOCAL_WORLD_SIZE=str(ask["world"]),
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),

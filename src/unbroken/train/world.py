@@ -6,7 +6,8 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .config import RunConfig
@@ -152,3 +153,21 @@ def _deterministic() -> None:
     # Flash attention has a deterministic backward pass, the memory-efficient and cuDNN ones have none in all versions.
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def hold_streams() -> None:
+    """Makes the compiler's table of streams hold them, not weak references to them. To be called before a compilation on a GPU.
+
+    Until https://github.com/pytorch/pytorch/pull/183403 a freed stream of CUDA leaves its weak references dangling, and the
+    next compilation that clears the table ends the process with signal 11: seen with torch 2.11 where a compiled update ran in
+    a stream of its own and another model was compiled after it. The table has a few entries and is emptied at each compilation.
+    """
+    from torch._dynamo import graph_bytecode_inputs as table
+
+    if hasattr(table, "weakref"):
+        table.weakref = SimpleNamespace(ref=_hold)
+
+
+def _hold(stream: Any) -> Any:
+    """As weakref.ref(stream), only that it holds what it refers to."""
+    return lambda: stream

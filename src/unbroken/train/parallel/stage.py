@@ -109,7 +109,7 @@ def draw_weights(weights: Mapping[str, Tensor], names: Iterable[str], c: ModelCo
     """Gives weights (what this rank holds of them, by name) their first values: the same ones on every layout. `names` are those
     of the whole model, in its order.
 
-    One tensor at a time is whole.
+    One tensor at a time is whole. It is drawn where it lies: a GPU draws other values than a processor.
     """
     indices = {name: i for i, name in enumerate(names)}
     for name, weight in weights.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ..corpus.samples import CorpusSamples, TrainingCorpus, text_samples
 from ..corpus.tokens import Tokens
 from ..planning.layout import check, micro_batches
 from ..trainer import check_same_training, order_of, training_values
-from ..world import World
+from ..world import World, hold_streams
 from .attention import choose_attention, use_attention
 from .context import positions, split_sequence
 from .experts import Experts, balance
@@ -38,6 +39,9 @@ from .zero.units import Zero
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter], Iterable[nn.Parameter], OptimConfig], torch.optim.Optimizer]
 """(weights to decay, others, configuration) -> an optimizer of torch that treats each element by itself."""
+
+Rows = tuple[Tensor, Tensor]
+"""Tokens and targets: (samples, places of the sequence), of int64."""
 
 MakeLoss = Callable[..., NextToken]
 """(mesh of the ranks that share matrices, compile=...) -> the loss: `NextToken`, or a subclass of yours."""
@@ -72,6 +76,7 @@ class PlanTrainer:
         layout = self.mesh.layout
         waits = layout.storage[0] > 1 or max(layout.storage[2:]) > 1 or layout.context > 1
         self._busy = BusyTime(torch.device("cpu") if waits else self.world.device)
+        self._ahead: dict[tuple[int, ...], tuple[Rows, Rows]] = {}
 
     @property
     def parameter_count(self) -> int:
@@ -115,10 +120,11 @@ class PlanTrainer:
         chosen = [self.order[i] for i in indices]
         self.loss.total = self.samples.weight(chosen)
         began = monotonic()
-        rows = self._rows(chosen)
+        rows, there = self._ahead[key] if (key := tuple(chosen)) in self._ahead else self._read(chosen)
+        self._ahead.clear()
         self.run.add_data_wait(monotonic() - began)
         with self.loss.scope(), self._busy:
-            total = self._forward_and_backward(*(self._to_device(r) for r in rows))
+            total = self._forward_and_backward(*there)
         self.zero.finish()
         norm = self.zero.clip(self.config.optim.clip)
         agreed = self._agree(total, float(stop), norm)
@@ -130,7 +136,8 @@ class PlanTrainer:
             for stage in self.stages:
                 balance(stage, self.mesh.reading)
         self.step += 1
-        # Read only now: while the device updates, the next step's rows are made and its kernels launched.
+        self._read_ahead()
+        # Read only now: while the device updates, the next step's kernels are launched.
         mean, stop_flag, size = agreed()
         self.busy = self._busy.take()
         return (
@@ -194,7 +201,21 @@ class PlanTrainer:
 
         return read
 
-    def _rows(self, samples: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _read(self, samples: Sequence[int]) -> tuple[Rows, Rows]:
+        """This rank's share of a batch, on the host and on the device."""
+        rows = self._rows(samples)
+        return rows, (self._to_device(rows[0]), self._to_device(rows[1]))
+
+    def _read_ahead(self) -> None:
+        """Reads the next batch while a GPU still works on this one."""
+        if self.world.device.type != "cuda" or self.step >= self.config.run.steps:
+            return
+        with contextlib.suppress(Exception):  # raised by the step that it belongs to
+            indices, _ = self.position.take(self.config.data.global_batch)
+            chosen = [self.order[i] for i in indices]
+            self._ahead[tuple(chosen)] = self._read(chosen)
+
+    def _rows(self, samples: Sequence[int]) -> Rows:
         """This rank's share of a batch, at the places of the sequence that it sees: tokens and targets, of int64, on the host."""
         here, layout = self.mesh.here, self.mesh.layout
         each = len(samples) // layout.data
@@ -255,6 +276,8 @@ def build(
     gradients = torch.bfloat16 if plan.gradient_dtype == "bfloat16" else torch.float32
     kernel = choose_attention(config, world.device, world.rank)
     cut = layout.layers(config.model.layers)
+    if plan.compile and world.device.type == "cuda":
+        hold_streams()
     stages = []
     for layers in cut[mesh.here.pipeline :: layout.pipeline]:
         with torch.device("meta"):

@@ -50,6 +50,11 @@ class Split:
             at += room
         return out
 
+    @cached_property
+    def even(self) -> bool:
+        """Whether all parts of each tensor are as long: then nothing has to be packed."""
+        return all(n and n % self.size == 0 for n in (*self.longest, *(s[0] for s in self.shapes)))
+
     def pack(self, tensors: Sequence[Tensor], into: Tensor) -> Tensor:
         """Copies the tensors to `into` (size, total): row i is what part i gets. Padding is left as it is."""
         for whole, packed in self._pairs(tensors, into):

@@ -66,7 +66,7 @@ class Unit:
         ]
         return {n: nn.Parameter(r if r.dtype == torch.float32 else r.float()) for n, r in zip(self.named, rows, strict=True)}  # fmt: skip
 
-    def add(self, first: bool) -> None:
+    def add(self, first: bool, last: bool) -> None:
         """Takes the parameters' gradients of one micro-batch, shared out, into the sum."""
         grads = [_gradient(p, part) for p, part in zip(self.named.values(), self.parts, strict=True)]
         split = self.to_gradients
@@ -76,10 +76,12 @@ class Unit:
             else:
                 torch._foreach_add_(self._grads, grads)
         elif split.size > 1:
-            sent = split.pack(grads, empty_parts(split, self.sum, self.sum.dtype))
-            got = torch.empty_like(self.sum)
-            _reduce_scatter(got, sent.view(-1), group=self._mesh.group("gradients"))
-            self.sum.copy_(got) if first else self.sum.add_(got)
+            got = self.sum if first else torch.zeros_like(self.sum)
+            self._scatter(split, self._gradients_at, grads, got, "gradients")
+            if not first:
+                self.sum.add_(got)
+        elif first and last and self.to_optimizer.size > 1:
+            self._grads = grads  # summed over the others from where they lie
         else:
             kept = split.views(self.sum, 0)
             torch._foreach_copy_(kept, grads) if first else torch._foreach_add_(kept, grads)
@@ -90,9 +92,13 @@ class Unit:
         """After the last micro-batch: the gradients of the rows to update, summed over all copies of the model."""
         split = self.to_optimizer
         if split.size > 1:
-            kept = self.to_gradients.views(self.sum, self._gradients_at)
-            sent = split.pack(kept, empty_parts(split, self.sum, self.sum.dtype))
-            _reduce_scatter(self._own, sent.view(-1), group=self._mesh.group("optimizer"))
+            kept = self._grads or self.to_gradients.views(self.sum, self._gradients_at)
+            # `_own` lies in the sum.
+            own = self._own if self._grads else torch.zeros_like(self._own)
+            self._scatter(split, self._optimizer_at, kept, own, "optimizer")
+            self._grads = []
+            if own is not self._own:
+                self._own.copy_(own)
         if self.replicas > 1:
             dist.all_reduce(self._own, group=self._mesh.group("replicate"))
 
@@ -141,13 +147,38 @@ class Unit:
         if inner.size > 1:
             self._gather(inner, self._gradients_at, kept, self.parts, "gradients", like)
 
+    def _scatter(self, split: Split, index: int, grads: list[Tensor], into: Tensor, axis: str) -> None:
+        """The sum over a group of its ranks' gradients, of each parameter part `index` of its rows; `into` is no part of them."""
+        group = self._mesh.group(axis)
+        if split.even and all(g.dtype == into.dtype for g in grads):
+            with _together(group, into.device):
+                for mine, whole in zip(split.views(into, index), grads, strict=True):
+                    _reduce_scatter(mine.view(-1), whole.contiguous().view(-1), group=group)
+            return
+        sent = split.pack(grads, empty_parts(split, into, into.dtype))
+        _reduce_scatter(into, sent.view(-1), group=group)
+
     def _gather(self, split: Split, index: int, mine: list[Tensor], into: list[Tensor], axis: str, like: Tensor) -> None:  # fmt: skip
+        group = self._mesh.group(axis)
+        if split.even and all(t.is_contiguous() for t in into):
+            with _together(group, like.device):
+                for rows, whole in zip(mine, into, strict=True):
+                    _all_gather(whole.view(-1), rows.view(-1), group=group)
+            return
         sent = torch.zeros(split.total, dtype=like.dtype, device=like.device)
         for view, rows in zip(split.views(sent, index), mine, strict=True):
             view.copy_(rows)
         got = torch.empty(split.size, split.total, dtype=like.dtype, device=like.device)
-        _all_gather(got.view(-1), sent, group=self._mesh.group(axis))
+        _all_gather(got.view(-1), sent, group=group)
         split.unpack(got, into)
+
+
+def _together(group: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Collectives of one kind in one launch, where there are launches."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    together: contextlib.AbstractContextManager[Any] = dist._coalescing_manager(group)  # type: ignore[attr-defined]
+    return together
 
 
 class Zero:
@@ -208,7 +239,7 @@ class Zero:
                 self._take(self.units[i])
 
     def _take(self, unit: Unit) -> None:
-        unit.add(self._first)
+        unit.add(self._first, self._last)
         if self._last:
             unit.reduce()
 
