@@ -71,7 +71,7 @@ PARTS: dict[str, tuple[int, list[Case]]] = {
     "titan": (80, [Case("titan", "1b", 8, "default", steps=10), Case("titan", "1b", 12, "default", steps=8)]),
     # Several GPUs: plans beside plain FSDP2, in turns, each with the same global batch; V1 cuts matrices or layers, V2 shares states.
     "two": (150, [
-        Case("ours", "1b", 8, plan='{"optimizer": -1}', beside=("fsdp2", '{"parameters": -1}', '{"tensor": 2}', PIPELINE), windows=4, steps=3),
+        Case("ours", "1b", 8, plan='{"optimizer": -1}', beside=("fsdp2", '{"parameters": -1}', '{"tensor": 2}', PIPELINE), windows=4, steps=3, trace=True),
         Case("ours", "7b", 4, plan='{"optimizer": -1}', recompute="selective", warm=2, steps=4),
         Case("fsdp2", "7b", 8, recompute="full", warm=2, steps=3), Case("fsdp2", "7b", 2, warm=2, steps=6),
     ]),
