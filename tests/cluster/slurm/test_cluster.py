@@ -138,6 +138,30 @@ def test_what_becomes_of_job_and_nodes_is_reported(bench: FakeBench) -> None:
     asyncio.run(scenario())
 
 
+def test_an_error_of_ours_does_not_end_the_watch(
+    bench: FakeBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it the run would wait for ever for what nobody tells it."""
+    lines = FakeSlurm._show
+
+    def once(self: FakeSlurm, name: str, node: FakeNode) -> str:
+        monkeypatch.setattr(FakeSlurm, "_show", lines)
+        raise ValueError("a line that nobody thought of")
+
+    async def scenario() -> None:
+        cluster = bench.open()
+        await cluster.acquire(Request(2))
+        watch = Watch(cluster)
+        monkeypatch.setattr(FakeSlurm, "_show", once)
+        await eventually(lambda: "nobody thought of" in caplog.text)
+        bench.slurm.nodes["n1"].states = "DOWN"
+        await watch.next(Lost, "n1")
+        await cluster.close()
+        await watch.end()
+
+    asyncio.run(scenario())
+
+
 def test_the_end_of_a_preempted_job_without_a_time_limit_is_known_by_its_grace(bench: FakeBench) -> None:
     """Slurm shows no end of it before it has come."""
 

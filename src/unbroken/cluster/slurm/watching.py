@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from .launches import Launch, Launches
 
 _log = logging.getLogger("unbroken.slurm")
 _LAUNCHES_EVERY_S = 0.1
+_AGAIN_S = 1.0
 _NEAR_S = 600.0
 _CHANGED_S = 1.0
 _OVER = "the job is over"
@@ -74,7 +75,7 @@ class SlurmWatching:
         """Begins to follow; call it in the event loop. Does nothing the second time."""
         if not self._tasks:
             self._launches.find_running()
-            loops = (self._follow_launches(), self._follow_job())
+            loops = (_keep(self._follow_launches), _keep(self._follow_job))
             self._tasks = [asyncio.get_running_loop().create_task(c) for c in loops]
 
     async def stop(self) -> None:
@@ -243,6 +244,16 @@ class SlurmWatching:
             node = self._elsewhere.pop(name)
             if not self._launches.was_here(name) and not self.watched.get(node, NodeView()).lost:
                 self._stream.publish(Exited(now, node, name))
+
+
+async def _keep(follow: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Begins again where following ends by an error of ours: without a word the run would never hear of a lost node again."""
+    while True:
+        try:
+            await follow()
+        except Exception:  # noqa: BLE001  whatever it is, to stop watching is worse
+            _log.exception("what Slurm does is followed from anew")
+        await asyncio.sleep(_AGAIN_S)
 
 
 def _why_lost(name: str, job: JobRecord | None, node: NodeRecord | None) -> str:
