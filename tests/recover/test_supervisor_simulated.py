@@ -11,6 +11,7 @@ from unbroken.cluster.clocks import Moment
 from unbroken.cluster.contract import Unreachable
 from unbroken.progress import Timeouts
 from unbroken.progress.rundir import WAITING
+from unbroken.recover.supervise.nodes.fleet import Fleet
 from unbroken.testing.fake_cluster import NetworkTraffic, Script, SimulatedLoop, run_simulated
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
@@ -221,6 +222,27 @@ def test_a_deaf_node_does_not_hold_up_the_end_of_an_attempt_that_failed_elsewher
         (incident,) = run.incidents()
         assert incident["kind"] == "failed" and incident["nodes"] == {"node-00004": "unreachable"}
         assert "node-00004" not in run.journal("attempt")[1]["slots"]
+
+    simulate(act, 8, spares=1)
+
+
+def test_an_event_that_cannot_be_taken_is_not_the_last_one(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = Fleet._apply
+
+    def once(self: Fleet, event: object) -> None:
+        monkeypatch.setattr(Fleet, "_apply", apply)
+        raise ValueError("an event that nobody thought of")
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        monkeypatch.setattr(Fleet, "_apply", once)
+        run.hardware.publish(Unreachable(Moment(1.0, 1.0), "node-00001", "?"))
+        run.faults.lose("node-00004", noticed_after_s=2.0, proven=True)
+        await run.until(lambda: run.journal("resumed"))
+        (incident,) = run.incidents()
+        assert incident["nodes"] == {"node-00004": "gone"}
 
     simulate(act, 8, spares=1)
 

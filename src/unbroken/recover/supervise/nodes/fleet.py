@@ -86,9 +86,15 @@ class Fleet:
 
     async def follow_events(self) -> None:
         """Takes each event of the cluster into account, until that is closed."""
-        async for event in self._cluster.events():
-            self._apply(event)
-            self._note_change()
+        while True:
+            try:
+                async for event in self._cluster.events():
+                    self._apply(event)
+                    self._note_change()
+                return
+            except Exception:  # noqa: BLE001  who follows no more would never hear of a lost node
+                _log.exception("what the cluster reports is followed from anew")
+                await asyncio.sleep(_SCAN_S)
 
     def _note_change(self) -> None:
         self._disturbed = True
@@ -405,11 +411,8 @@ class Fleet:
 
     async def gather_logs(self, names: Iterable[str], within_s: float = _LOGS_S) -> None:
         """Waits, for a while, until all that was printed on these nodes until now is in the run directory."""
-        far = [
-            n
-            for n in names
-            if n in self.nodes and not self.nodes[n].has_folder and self._answers(self.nodes[n])
-        ]
+        here = {n: self.nodes[n] for n in names if n in self.nodes}
+        far = [n for n, node in here.items() if not node.has_folder and self._answers(node)]
         if far:
             await self.ask_all(far, "ship", within_s=within_s, timeout=within_s + 2)
 
