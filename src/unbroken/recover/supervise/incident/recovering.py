@@ -90,8 +90,7 @@ class Recovering:
         )
         stop_began = self._clock.monotonic()
         silent = await self._fencing.end_attempt(attempt, outcome)
-        # Lost while the others were ended: no cause that is known, and none to go on with. They are fenced by now as far as they can be.
-        late = {n: end for n, end in self._fleet.find_lost(attempt.nodes).items() if n not in outcome.nodes and end is not NodeEnd.AGENT_LOST}  # fmt: skip
+        late = self._find_lost_meanwhile(attempt, outcome)
         incident.nodes |= {n: end.value for n, end in late.items()}
         diagnose_began = self._clock.monotonic()
         incident.phases["stop"] = diagnose_began - stop_began
@@ -153,6 +152,13 @@ class Recovering:
         if attempt.stopped_by_us() is not None:
             return replace(outcome, kind="lease")
         return outcome
+
+    def _find_lost_meanwhile(self, attempt: Attempt, outcome: AttemptOutcome) -> dict[str, NodeEnd]:
+        """Nodes that were lost while the attempt was ended: no cause that is known, and none to go on with. They are fenced as far as
+        they can be."""
+        lost = self._fleet.find_lost(attempt.nodes)
+        known = {*outcome.nodes, *(n for n in lost if self._fleet.nodes[n].state == "lost")}
+        return {n: end for n, end in lost.items() if n not in known and end is not NodeEnd.AGENT_LOST}
 
     def _choose_policy(self) -> Policy:
         """The policy, with what "auto" means for these nodes. A spare on the same machine takes over the GPUs of the slot too, so
