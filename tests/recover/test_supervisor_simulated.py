@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unbroken.cluster.clocks import Moment
 from unbroken.cluster.contract import Unreachable
 from unbroken.progress import Timeouts
+from unbroken.progress.records.incident import Incident
+from unbroken.progress.records.verdict import Category, Verdict
 from unbroken.progress.rundir import WAITING
 from unbroken.recover.supervise.nodes.fleet import Fleet
 from unbroken.testing.fake_cluster import NetworkTraffic, Script, SimulatedLoop, run_simulated
@@ -224,6 +228,44 @@ def test_a_deaf_node_does_not_hold_up_the_end_of_an_attempt_that_failed_elsewher
         assert "node-00004" not in run.journal("attempt")[1]["slots"]
 
     simulate(act, 8, spares=1)
+
+
+@pytest.mark.parametrize(("guilty", "spares"), [("node-00004", 2), ("node-00002", 1)])
+def test_a_node_that_is_lost_meanwhile_is_not_the_one_at_fault(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, guilty: str, spares: int
+) -> None:
+    """One node is surely at fault, another is lost while the attempt is ended: it has the first right to a spare."""
+
+    async def act(run: SimulatedRun) -> None:
+        diagnosis = type(run.supervisor._around.diagnosis)
+        asked = diagnosis.__call__
+
+        async def call(self: Any, logs: Any, facts: Any) -> Verdict:
+            verdict: Verdict = await asked(self, logs, facts)
+            sure = {"cordon": (guilty,), "confidence": 0.99, "category": Category.INFRASTRUCTURE}
+            return replace(verdict, **sure, reason="ECCError", faulty=None, root=None)  # type: ignore[arg-type]
+
+        await reach(run, 1, 9)
+        monkeypatch.setattr(diagnosis, "__call__", call)
+        run.faults.cut("node-00006", to_node=False)
+        run.hardware.nodes["node-00006"].state = "unreachable"
+        failed = run.hardware.nodes[guilty].agent
+        failed.end_rank(min(failed.ranks), 1, None)
+        at = run.loop.time()
+        await run.until(lambda: run.loop.time() > at + 1.0)
+        run.hardware.publish(Unreachable(Moment(at, at), "node-00006", "no answer over ssh"))
+        if spares > 1:
+            run.faults.lose(guilty, proven=True)
+        await run.until(lambda: len(run.journal("attempt")) == 2, 200)
+        slots = run.journal("attempt")[1]["slots"]
+        assert len(slots) == 8 and "node-00006" not in slots
+        assert (guilty in slots) == (spares == 1) and len(run.journal("cordon")) == spares - 1
+        reasons = {r["node"]: r["reason"] for r in run.journal("lost")}
+        assert reasons["node-00006"] == "unreachable while the attempt was ended"
+        (incident,) = run.incidents()
+        assert "node-00006" in incident["nodes"] and Incident.from_json(incident).node != "node-00006"
+
+    simulate(act, 8, spares=spares)
 
 
 def test_an_event_that_cannot_be_taken_is_not_the_last_one(

@@ -162,8 +162,10 @@ def hold_streams() -> None:
     next compilation that clears the table ends the process with signal 11: seen with torch 2.11 where a compiled update ran in
     a stream of its own and another model was compiled after it. The table has a few entries and is emptied at each compilation.
     """
-    from torch._dynamo import graph_bytecode_inputs as table
-
+    try:
+        from torch._dynamo import graph_bytecode_inputs as table
+    except ImportError:
+        return  # torch 2.9 has no such table
     if hasattr(table, "weakref"):
         table.weakref = SimpleNamespace(ref=_hold)
 

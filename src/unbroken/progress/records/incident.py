@@ -74,7 +74,9 @@ class Incident:
         """The node at fault, as far as it is known."""
         v = self.verdict
         named = (v.faulty.node if v and v.faulty else None, v.root.node if v and v.root else None)
-        return named[0] or named[1] or next(iter(self.nodes), None)
+        # Of an attempt that failed by itself, `nodes` were lost while it was ended: none of them is known to be the cause.
+        lost = next(iter(self.nodes), None) if self.kind in ("node_lost", "agent_lost") else None
+        return named[0] or named[1] or lost
 
     @property
     def rank(self) -> int | None:

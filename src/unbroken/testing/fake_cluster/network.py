@@ -92,7 +92,7 @@ class FakeConnection:
             self.to_supervisor.send(data)
 
     def _feed(self, data: bytes) -> None:
-        if not self.closed:
+        if not self.closed and not self.writer.is_closing():
             if data:
                 self.reader.feed_data(data)
             else:

@@ -210,10 +210,13 @@ class PlanTrainer:
         """Reads the next batch while a GPU still works on this one."""
         if self.world.device.type != "cuda" or self.step >= self.config.run.steps:
             return
+        updated, began = torch.cuda.current_stream().record_event(), monotonic()
         with contextlib.suppress(Exception):  # raised by the step that it belongs to
             indices, _ = self.position.take(self.config.data.global_batch)
             chosen = [self.order[i] for i in indices]
             self._ahead[tuple(chosen)] = self._read(chosen)
+        if updated.query():  # the GPU was done first: it waits for data
+            self.run.add_data_wait(monotonic() - began)
 
     def _rows(self, samples: Sequence[int]) -> Rows:
         """This rank's share of a batch, at the places of the sequence that it sees: tokens and targets, of int64, on the host."""

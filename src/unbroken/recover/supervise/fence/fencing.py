@@ -48,7 +48,7 @@ class Fencing:
     async def end_attempt(self, attempt: Attempt, outcome: AttemptOutcome) -> dict[str, str]:
         """Proves that no process of the attempt is left, or waits until what cannot be reached has stopped.
 
-        Returns what the agents of silent nodes were found to do, where the cluster can see that.
+        Returns the nodes that did not answer, each with what its agent was found to do, where the cluster can see that, else "".
         """
         self._term.check(at_once=True)
         # A node whose agent was lost has another one by now, perhaps, which knows best what is left there.
@@ -64,7 +64,7 @@ class Fencing:
             await self.take_proof(name, proof.of_message(answer))
         silent = [n for n in attempt.nodes if n not in answers]
         found = await asyncio.gather(*(self._end_node(n, outcome.nodes.get(n)) for n in silent))
-        return {n: words for n, words in zip(silent, found, strict=True) if words}
+        return dict(zip(silent, found, strict=True))
 
     async def _end_node(self, name: str, end: NodeEnd | None) -> str:
         """Fences a node that did not answer, by force or by its lease; what its agent was found to do, of a silent one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,14 +90,14 @@ class Recovering:
         )
         stop_began = self._clock.monotonic()
         silent = await self._fencing.end_attempt(attempt, outcome)
-        late = self._find_lost_meanwhile(attempt, outcome)
+        late = self._find_lost_meanwhile(silent, outcome)
         incident.nodes |= {n: end.value for n, end in late.items()}
         diagnose_began = self._clock.monotonic()
         incident.phases["stop"] = diagnose_began - stop_began
         facts = collect_facts(
             attempt,
             outcome,
-            silent,
+            {n: words for n, words in silent.items() if words},
             hang,
             run_step=self._recorder.state.step,
             noticed=self._clock.wall(),
@@ -111,15 +111,19 @@ class Recovering:
             verdict = replace(verdict, notes=(new, *verdict.notes))
             self._view.say(new)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
-        decision = await self._decide(incident, verdict, facts, attempt)
+        decision = await self._decide(
+            incident, verdict, facts, attempt, missing=len({*late} - {*verdict.cordon})
+        )
         self._view.incident(incident, self._clock.monotonic() - began)
         self._open = incident
-        for name in (*outcome.lost_nodes, *late):
+        for name in outcome.lost_nodes:
             await self._fencing.lose(name, verdict.reason or outcome.kind, is_fenced=True)
+        for name, end in late.items():
+            await self._fencing.lose(name, f"{end.value} while the attempt was ended", is_fenced=True)
         if decision.action is Action.STOP:
             await self._end_run(incident, decision)
         for name in decision.exclude:
-            if name in self._fleet.nodes and name not in incident.nodes:
+            if name in self._fleet.nodes and name not in outcome.nodes:
                 await self._fencing.cordon(name, verdict.reason, verdict.confidence)
         leaving = [n for n in decision.suspects if n in self._fleet.nodes and n not in incident.nodes]
         await self._suspects.leave(
@@ -153,10 +157,10 @@ class Recovering:
             return replace(outcome, kind="lease")
         return outcome
 
-    def _find_lost_meanwhile(self, attempt: Attempt, outcome: AttemptOutcome) -> dict[str, NodeEnd]:
-        """Nodes that were lost while the attempt was ended: no cause that is known, and none to go on with. They are fenced as far as
-        they can be."""
-        lost = self._fleet.find_lost(attempt.nodes)
+    def _find_lost_meanwhile(self, silent: Iterable[str], outcome: AttemptOutcome) -> dict[str, NodeEnd]:
+        """Those of the nodes which did not answer that were lost while the attempt was ended: no cause that is known, and none to go
+        on with. They are fenced as far as they can be."""
+        lost = self._fleet.find_lost(silent)
         known = {*outcome.nodes, *(n for n in lost if self._fleet.nodes[n].state == "lost")}
         return {n: end for n, end in lost.items() if n not in known and end is not NodeEnd.AGENT_LOST}
 
@@ -169,21 +173,21 @@ class Recovering:
         return replace(self._policy, on_doubt="keep")
 
     async def _decide(
-        self, incident: Incident, verdict: Verdict, facts: Facts, attempt: Attempt | None = None
-    ) -> Decision:
-        """Decides, and writes it down before anything is done."""
+        self, incident: Incident, verdict: Verdict, facts: Facts, attempt: Attempt | None = None, *, missing: int = 0
+    ) -> Decision:  # fmt: skip
+        """Decides, and writes it down before anything is done. So many slots are `missing`, whatever the verdict."""
         state = self._recorder.state
-        free = self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})
+        room = len(self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})) - missing
         decision = decide(
             verdict,
             facts,
             state.history,
             self._budgets,
-            len(free),
+            max(0, room),
             self._choose_policy(),
             state.cordons,
             self._teller.priors,
-            max(0, len(state.slots) - self._least),
+            max(0, len(state.slots) - self._least + min(0, room)),
         )
         if (
             decision.action is Action.STOP

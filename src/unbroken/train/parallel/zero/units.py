@@ -199,6 +199,9 @@ class Zero:
             for unit in modules
         ]
         self._missing: dict[int, int] = {}
+        self._turn = -1
+        """The unit whose gradients travel next: the last one first, as backward passes make them. The same order on every rank, also
+        where one of them does not use a parameter."""
         self._first = self._last = False
         self._hooked = False
         for unit, owners in zip(self.units, modules, strict=True):
@@ -224,19 +227,22 @@ class Zero:
         self._take_rest()
         self._first, self._last = first, last
         self._missing = {i: len(u.named) for i, u in enumerate(self.units)}
+        self._turn = len(self.units) - 1
 
     def _arrived(self, i: int) -> None:
         self._missing[i] -= 1
-        if not self._missing[i]:
-            with self._beside(self.units[i]):
-                self._take(self.units[i])
+        self._take_next()
+
+    def _take_next(self, rest: bool = False) -> None:
+        while self._turn >= 0 and (rest or not self._missing[self._turn]):
+            unit, self._turn = self.units[self._turn], self._turn - 1
+            with self._beside(unit):
+                self._take(unit)
 
     def _take_rest(self) -> None:
-        """Units of which a parameter was not used in the last backward pass: no hook said that they are complete."""
-        for i in [i for i, n in self._missing.items() if n and self._hooked]:
-            self._missing[i] = 0
-            with self._beside(self.units[i]):
-                self._take(self.units[i])
+        """Units of which a parameter was not used in the last backward pass, and those behind them."""
+        if self._hooked:
+            self._take_next(rest=True)
 
     def _take(self, unit: Unit) -> None:
         unit.add(self._first, self._last)
