@@ -118,3 +118,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(UsageError) as e:
             main(argv)
         assert why in str(e.value)
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(64, 63), (64, 100), (64, 200), (8, 12)])
+def test_a_batch_that_few_plans_divide_is_planned_or_refused_in_words(gpus: int, batch: int) -> None:
+    """What a schedule needs is no number of gigabytes."""
+    found = search(gpus, TrainingWorkload(RECIPES["7b"], 4096, batch, 0), HARDWARE["h200"])
+    assert found
+    with pytest.raises(UsageError, match="of the nearest one, the plan needs"):
+        search(8, TrainingWorkload(RECIPES["123b"], 4096, batch, 0), HARDWARE["h200"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -76,10 +77,8 @@ def search(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig | N
             try:
                 found.append(estimate(plan, gpus, replace(work, micro_batch=micro), hw))
             except UsageError as e:
-                if "needs" in e.message and (nearest is None or _needed(e) < nearest[0]):
+                if nearest is None or _needed(e) < nearest[0]:
                     nearest = _needed(e), e
-                elif nearest is None:
-                    nearest = float("inf"), e
     if not found:
         assert nearest is not None
         raise UsageError(
@@ -90,8 +89,9 @@ def search(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig | N
 
 
 def _needed(e: UsageError) -> float:
-    words = e.message.split()
-    return float(words[words.index("needs") + 1]) if "needs" in words else float("inf")
+    """The memory that a plan lacks room for; infinite where it is refused for something else."""
+    found = re.search(r"\bneeds (\d+(?:\.\d+)?)", e.message)
+    return float(found[1]) if found else float("inf")
 
 
 def _plans(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig) -> Iterator[PlanConfig]:
