@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from unbroken.data import journal as journal_module
 from unbroken.data.journal import Journal, read
 from unbroken.data.loading.loader import BatchRecord
 from unbroken.journal import lines
@@ -49,3 +53,57 @@ def test_what_waited_for_room_is_written_a_little_in_each_step(
         journal(BatchRecord(step, 0, ((4 * step, 4 * step + 4),), 0, 1, 7))
         found.append(len(read(tmp_path / "data")))
     assert found == [100, 200, 252]
+
+
+def batch(step: int, rank: int = 0) -> BatchRecord:
+    return BatchRecord(step, 0, ((8 * step + 4 * rank, 8 * step + 4 * rank + 4),), rank, 2, 7)
+
+
+@pytest.fixture
+def journal_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Journal]:
+    """The journal of a rank of such an attempt of a run, on a node with memory."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setenv("UNBROKEN_PAGE", str(memory / "rank-0.page"))
+
+    def make(attempt: int) -> Journal:
+        run = SimpleNamespace(active=True, attempt=attempt, run_dir=tmp_path / "run")
+        monkeypatch.setattr(journal_module, "attach", lambda: run)
+        return Journal(tmp_path / "data")
+
+    return make
+
+
+def test_lines_of_a_rank_that_was_killed_before_there_was_room_are_written_by_the_next(
+    journal_of: Callable[[int], Journal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snapshot lives in the node's memory, and the run goes on from it: its steps count."""
+    append, data, memory = lines.Appender.append, tmp_path / "data", tmp_path / "memory"
+
+    def full(self: lines.Appender, *args: Any, **kwargs: Any) -> Any:
+        if self.path.parent == data:
+            raise OSError(28, "No space left on device")
+        return append(self, *args, **kwargs)
+
+    ranks = [journal_of(1), journal_of(1)]
+    for rank, journal in enumerate(ranks):
+        journal(batch(1, rank))
+    with monkeypatch.context() as m:
+        m.setattr(lines.Appender, "append", full)
+        for step in range(2, 130):
+            for rank, journal in enumerate(ranks):
+                journal(batch(step, rank))
+    # There is room: some lines are written, then one rank is killed; the other has time for all of its own.
+    ranks[0](batch(130, 0))
+    for step in (130, 131):
+        ranks[1](batch(step, 1))
+    assert len([*memory.glob("data.*")]) == 1, "what is written is not kept any longer"
+    with monkeypatch.context() as m:
+        m.setattr(lines.Appender, "append", full)
+        later = journal_of(2)
+        later(batch(131, 0))
+    later(batch(132, 0))
+    assert [*memory.glob("data.*")] == []
+    found = read(data)
+    assert sorted(found) == [*range(1, 133)]
+    assert all(found[s].whole and found[s].digest == 14 for s in range(1, 131)), "each line counts once"

@@ -179,3 +179,20 @@ def test_steps_file(tmp_path: Path) -> None:
     path.write_text("\n".join(lines) + "\n" + lines[0][:20])
     assert [s.loss for s in read_steps(path)] == losses
     assert math.copysign(1, read_steps(path)[2].loss) == -1
+
+
+def test_what_it_went_on_from_is_news_once_and_rank_0_has_the_last_word(
+    attempt: Attempt, tmp_path: Path
+) -> None:
+    def tell(to: Attempt, of: int | None, step: int | None, rank: int, known: Any = None) -> bool:
+        return to.take_restored({"of": of, "step": step, "rank": rank}, known)
+
+    assert tell(attempt, 2, 40, 3, known=(2, 1, 20)), "by another node: rank 0's agent may be lost with it"
+    assert not tell(attempt, 2, 40, 0) and not tell(attempt, 2, 40, 2)
+    assert tell(attempt, 1, 20, 0), "it restored a second time"
+    assert not tell(attempt, 2, 40, 3), "a node that was slow"
+    after, fresh = (
+        Attempt.make(3, ("a", "b"), 2, HangDetector(Timeouts()), 10, RunDir(tmp_path / f"run-{i}")) for i in (1, 2)
+    )  # fmt: skip
+    assert not tell(after, 1, 20, 0, known=(3, 1, 20)), "the journal has it"
+    assert tell(fresh, None, None, 1) and not tell(fresh, None, None, 0), "from the beginning"

@@ -6,11 +6,14 @@ read(folder)[12].digest == read(other_folder)[12].digest                  # step
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..journal import lines
@@ -62,7 +65,8 @@ class Journal:
     `folder` is by default `data` in the run's folder. Raises UsageError outside of a run without a folder. A line has a
     checksum, as in the run's journal; it is not synced to disk, which would hold the training up. Where a line cannot be
     written (a full disk) the training goes on: that is said once, and the newest 65,536 lines are kept and written with the first
-    step that finds room.
+    step that finds room. In a run they are kept in the node's memory, beside the progress page: where this process is killed meanwhile,
+    a rank of the next attempt on the node writes them.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
@@ -78,6 +82,8 @@ class Journal:
         self._attempt = self._number = run.attempt
         self._file: lines.Appender | None = None
         self._late: deque[BatchRecord] = deque(maxlen=_KEPT)
+        page = os.environ.get("UNBROKEN_PAGE") if run.active else None
+        self._left = Leftovers(Path(page).parent, run.attempt) if page else None
         self._told = False
 
     def __call__(self, record: BatchRecord) -> None:
@@ -89,12 +95,16 @@ class Journal:
             for _ in range(min(_AT_ONCE, len(self._late))):
                 self._file.append({"attempt": self._number, **self._late[0].as_json()})
                 self._late.popleft()
+            if self._left is not None and not self._late:
+                self._left.settle(self._folder)
         except OSError as e:
             if not self._told:
                 _log.warning(
                     "the journal of the data cannot have step %d yet, and others maybe: %s", record.step, e
                 )
             self._told = True
+        if self._late and self._left is not None:
+            self._left.keep({"attempt": self._number, **record.as_json()}, record.rank)
 
     def _open(self, rank: int) -> lines.Appender:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,17 +120,73 @@ class Journal:
             return file
 
 
+class Leftovers:
+    """Lines that wait for room, in files in the node's memory: of this process, and of ranks that were killed before they had room."""
+
+    def __init__(self, memory: Path, attempt: int) -> None:
+        self._memory, self._attempt = memory, attempt
+        self._kept = 0
+        self._file: lines.Appender | None = None
+        self._others = True
+        """Whether earlier attempts may have left some here."""
+
+    def keep(self, line: Mapping[str, Any], rank: int) -> None:
+        """Keeps a line for whoever comes after this process."""
+        with contextlib.suppress(OSError):  # memory is full too
+            if self._file is None:
+                self._file = lines.Appender(self._memory / f"data.a{self._attempt:04d}-{rank:05d}.jsonl")
+            if self._kept < _KEPT:
+                self._file.append(line)
+                self._kept += 1
+
+    def settle(self, folder: Path) -> None:
+        """All lines of this process are written: drops what was kept of them, and writes what others have left. Raises OSError."""
+        if self._file is not None:
+            self._file.close()
+            self._file.path.unlink(missing_ok=True)
+            self._file, self._kept = None, 0
+        if not self._others:
+            return
+        for path in sorted(self._memory.glob("data.a*-*.jsonl")):
+            attempt, rank = (int(x) for x in path.stem.removeprefix("data.a").split("-"))
+            if attempt < self._attempt:
+                self._write(path, folder, attempt, rank)
+        self._others = False
+
+    def _write(self, path: Path, folder: Path, attempt: int, rank: int) -> None:
+        taken = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.rename(taken)  # the node's other ranks look, too
+        except FileNotFoundError:
+            return
+        try:
+            stem = f"attempt-{attempt:04d}-rank-{rank:05d}"
+            there = {r.get("step") for f in folder.glob(f"{stem}*.jsonl") for r in lines.records(f)}
+            late = [r for r in lines.records(taken) if r.get("step") not in there]
+            if late:
+                file = lines.Appender(folder / f"{stem}-late.jsonl")
+                try:
+                    for record in late:
+                        file.append({k: v for k, v in record.items() if k != "sum"})
+                finally:
+                    file.close()
+        except OSError:
+            taken.rename(path)
+            raise
+        taken.unlink()
+
+
 def read(folder: str | Path) -> dict[int, GlobalBatch]:
     """Of each step what it was given at last: a step that was made again after a failure counts as made again."""
     newest: dict[int, int] = {}
-    given: dict[int, list[_Line]] = {}
+    given: dict[int, dict[int, _Line]] = {}
     for path in sorted(Path(folder).glob("attempt-*-rank-*.jsonl")):
         for line in lines.read_as(path, _Line):
             if line.attempt > newest.get(line.step, -1):
-                newest[line.step], given[line.step] = line.attempt, []
+                newest[line.step], given[line.step] = line.attempt, {}
             if line.attempt == newest[line.step]:
-                given[line.step].append(line)
-    return {step: _together(step, found) for step, found in sorted(given.items())}
+                given[line.step][line.rank] = line  # one that was written late may be there twice
+    return {step: _together(step, [*found.values()]) for step, found in sorted(given.items())}
 
 
 def _together(step: int, found: list[_Line]) -> GlobalBatch:

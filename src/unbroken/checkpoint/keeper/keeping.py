@@ -62,6 +62,8 @@ class Keeper:
         self.candidates: list[Any] = []
         self.agent_known = settings.lease_s is not None
         self.restored = False
+        self.told_restored: tuple[int, tuple[int, int] | None] | None = None
+        """(attempt, what its ranks went on from) as it was told last."""
         self.deserted = 0
         """The last attempt of which a rank here went without a goodbye: it may be started again."""
         self.alone_since = time.monotonic()

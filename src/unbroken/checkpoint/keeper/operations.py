@@ -310,12 +310,15 @@ def release(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answe
             else frozenset({SnapshotId(int(chosen["attempt"]), int(chosen["step"]))})
         )
         keeper.ahead.settle(next(iter(keeper.holdings.wanted), None))
-        if client.rank == 0:  # what is chosen, and what is passed over, is the same on every rank
+        told = (client.attempt, chosen and (chosen["attempt"], chosen["step"]))
+        # What is chosen, and what is passed over, is the same on every rank. Each node tells it once: an agent may be lost with it.
+        if client.rank == 0 or keeper.told_restored != told:
+            keeper.told_restored = told
             skipped = [[str(name), str(why)[:300]] for name, why in m.get("skipped") or ()][:20]
             keeper.emit(
                 {
                     "event": "restored", "attempt": client.attempt, "step": chosen["step"] if chosen else None,
-                    "of": chosen["attempt"] if chosen else None, "skipped": skipped,
+                    "of": chosen["attempt"] if chosen else None, "skipped": skipped, "rank": client.rank,
                 }
             )  # fmt: skip
     return {}, []

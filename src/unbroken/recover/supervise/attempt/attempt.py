@@ -71,6 +71,8 @@ class Attempt:
     step_time: float | None = None
     steps_file: Path | None = None
     unkept: list[str] = field(default_factory=list)
+    restored: tuple[int | None, int | None] | None = None
+    """(attempt, step) that its ranks went on from, once somebody has told it."""
     step: int = -1
     """The highest completed step of any rank, -1 before the first."""
     ended: int = 0
@@ -209,6 +211,20 @@ class Attempt:
     def steps_known(self) -> bool:
         """Whether the ranks' steps are known (by page or log)."""
         return any(s.source in ("page", "log") and s.step >= 0 for s in self.ranks.values())
+
+    def take_restored(self, event: Message, known: tuple[int, int | None, int | None] | None) -> bool:
+        """Takes what its ranks went on from, as a node tells it; whether it is news. `known` is what the journal has, with its attempt.
+
+        Each node tells it, since any of them may be lost with what it knows; of two different tales rank 0's counts, which may go
+        on from something else a second time.
+        """
+        if self.restored is None and known is not None and known[0] == self.number:
+            self.restored = known[1:]
+        told = (event.get("of"), event.get("step"))
+        if told == self.restored or (event.get("rank", 0) and self.restored is not None):
+            return False
+        self.restored = told
+        return True
 
     def take(self, sent: float, ranks: Message) -> list[Step]:
         """Takes an agent's news; returns the leading rank's new steps. `sent` is the node's monotonic clock when

@@ -139,8 +139,8 @@ class News:
             case "replicas":
                 attempt.replicas.append(event)
                 self._changed.set()
-            case "restored" if (number, event.get("of"), step) == self._recorder.state.restored:
-                pass  # told again, as to every supervisor that takes over
+            case "restored" if not attempt.take_restored(event, self._recorder.state.restored):
+                pass  # told by each node, and to every supervisor that takes over
             case "restored":
                 self._view.restored(event)
                 if (event.get("of"), step) in self._recorder.state.brought_offers:
