@@ -76,6 +76,18 @@ def test_snapshots_outlive_their_rank_and_the_next_attempt_finds_them(agent: Fak
     assert again[0].fetch(1, 7) is None
 
 
+def test_each_node_tells_once_what_its_ranks_went_on_from(agent: FakeAgent) -> None:
+    """Rank 0's node may be lost with what it knows before anybody has heard it."""
+    agent.attempt(2, ranks={2: 0, 3: 1}, world_size=4)
+    for r in (2, 3):
+        rank = FakeRank(agent, rank=r, world_size=4, attempt=2)
+        rank.link.request({"op": "release", "restored": {"attempt": 1, "step": 7}, "skipped": []})
+    until(lambda: agent.heard("restored"))
+    agent.link.inventory()  # what was sent before is there
+    told = [e for e in agent.events if e.get("event") == "restored"]
+    assert [(e["attempt"], e["of"], e["step"], e["rank"]) for e in told] == [(2, 1, 7, 2)]
+
+
 def test_an_older_attempt_is_refused(agent: FakeAgent) -> None:
     agent.attempt(1)
     old = FakeRank(agent)
