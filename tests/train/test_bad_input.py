@@ -77,7 +77,7 @@ def test_data_that_changed_since_the_checkpoint(tmp_path: Path) -> None:
     saved = training_values(config, 5, open_tokens(str(folder), tmp_path / "cache"), None)
     check_same_training(config, open_tokens(str(folder), tmp_path / "cache"), 5, saved)
     (folder / "a.txt").write_text("others " * 1000)
-    with pytest.raises(InputError, match="its data is"):
+    with pytest.raises(InputError, match="its text files were changed"):
         check_same_training(config, open_tokens(str(folder), tmp_path / "cache"), 5, saved)
 
 

@@ -215,8 +215,23 @@ def check_same_training(
     different = [k for k in mine if training["identity"].get(k) != mine[k]]
     if different:
         k = different[0]
+        was = training["identity"].get(k)
+        if k == "data" and isinstance(was, dict):
+            inner = next(i for i in {**was, **mine[k]} if was.get(i) != mine[k].get(i))
+            if inner == "sha256":
+                # Two hashes tell nobody what to do, and what is told of a run is cut.
+                raise InputError(
+                    "the checkpoint is of another training: its text files were changed since, or --data names others",
+                    where=f"checkpoint of step {step}",
+                    hint="Put the text back, or start a new run directory",
+                )
+            raise InputError(
+                f"the checkpoint is of another training: its {inner} is {was.get(inner)}, this one's is {mine[k].get(inner)}",
+                where=f"checkpoint of step {step}",
+                hint="Start with the same options, or in a new run directory",
+            )
         raise InputError(
-            f"the checkpoint is of another training: its {k} is {training['identity'].get(k)}, this one's is {mine[k]}",
+            f"the checkpoint is of another training: its {k} is {was}, this one's is {mine[k]}",
             where=f"checkpoint of step {step}",
             hint="Start with the same options and the same text, or in a new run directory",
         )

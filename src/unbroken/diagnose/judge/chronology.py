@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from ..match.events import FileScan, LogEvent, MetricLine, Topology
 from ..match.rules import builtin_set
 from .event_location import locate, of_another_job, order_key
+from .peers import find_refusal
 from .retries import weigh_retries
 
 _LAUNCHERS = (
@@ -237,6 +238,9 @@ def choose(candidates: Sequence[LogEvent], scans: Sequence[FileScan]) -> tuple[L
     if not strong:
         return None, ""
     first = strong[0]
+    refusal = find_refusal(first, strong)
+    if refusal is not None and not any(e.role == "root" and _machine(e) for e in strong):
+        return refusal, "a rank refused to train, and its peers lost it"
     if first.role == "either" or _peer_error(first):
         machine = [e for e in strong if e.role == "root" and _machine(e)]
         if machine:

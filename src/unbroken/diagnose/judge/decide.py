@@ -131,7 +131,7 @@ def failed(root: LogEvent, chron: Timeline, scans: Sequence[FileScan], topology:
     )
     if root.role == "either":
         confidence *= 0.9
-    if root.id.startswith("py-") and action == "stop" and _TRANSIENT.search(root.text):
+    if root.id.startswith(("py-", "unbroken-")) and action == "stop" and _TRANSIENT.search(root.text):
         # Python's class says "bug", its words say that something did not answer: neither is sure.
         recoverable, action, confidence = True, "restart", min(confidence, 0.6)
         notes = (*notes, "its words speak of something that did not answer, though its class is a program's")

@@ -25,6 +25,7 @@ WORDS = (
     "does not", "handled", "recovered", "Detected", "Invalid value", "can't ", "Could not", "not override", "NODE", "Expected", "halted", "Segfault", "shutting down", "shutdown", "norm above", "norm over", "norm exceed", "guard", "xiting", "issing rank", "not entered", "not joined", "low on resource", "ink up", "ink Up", "ink is Up", "marked dead", "roken pipe", "disconnect",
     "^C", "^Z", "^\\", "Quit", "trl", "xits success", "Stopped", "uspended", "nterrupt", "SystemExit", "GeneratorExit", "access fault", "HW Exception", "HSA_", "amdgpu", "EXHAUSTED", "Hccl", "Hcom", "EI00", "Notify register", "DEVICE_LOST", "DEVICE_NOT", "ERROR_UNKNOWN", "ouble free",
     "(): ", "smashing", "corrupted", "file-max", "peermem", "sysrq", "Device not ready", "address already", "nauthorized", "orbidden", "unhealthy", "oken has", "oken is", "oken expired", "oken invalid", "oken revoked", "401 Client", "403 Client", "xpel", "Native API", "Disabling device", "controller is down", "at minimum", "memory space",
+    ": UnknownKey", "LayoutMismatch", "MissingExtra", "UnsafeFile", "UnsaveableState", "CheckpointTooNew",
 )  # fmt: skip
 
 

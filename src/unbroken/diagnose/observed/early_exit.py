@@ -12,7 +12,8 @@ from dataclasses import replace
 from ...detect.stacks import in_collective
 from ...progress.records.verdict import HANG, UNKNOWN, Action, Cascade, Faulty, Outcome, Root, Verdict
 from ..judge.facts import Facts, RankExit, RankPlace
-from .first_failure import BROKEN_LINK, NOT_OF_SEVERAL
+from ..judge.peers import BROKEN_LINK
+from .first_failure import NOT_OF_SEVERAL
 
 _SEEN_TOGETHER_S = 1.0
 """A failure may be over so much sooner than the exit that caused it: ranks of one node are looked at one after the other, and an

@@ -15,18 +15,11 @@ from ...progress.records.verdict import Action, Faulty, Root, Verdict
 from ..judge.chronology import Timeline
 from ..judge.decide import failed
 from ..judge.facts import Facts, RankExit, first_of
+from ..judge.peers import OF_PEERS, is_of_peers
 from ..judge.roots import root_of
 from ..match.events import FileScan, LogEvent, Topology
 from .kills import describe_end
 
-_OF_PEERS = ("NCCLRemoteError", "NCCLTimeoutError", "ConnectionError", "NetworkError")
-"""What a rank reports when another one is gone."""
-BROKEN_LINK = re.compile(
-    r"connect|network|\brecv\b|peer|remote|socket|store|broken pipe|unreachable|nccl|gloo|collective|barrier|all_?reduce|broadcast"
-    r"|timed? ?out|distbackend|heartbeat",
-    re.IGNORECASE,
-)
-"""Words of an error that a rank reports when another one is gone, where no rule knows it better than by its class."""
 _STAMP_S = 1.0
 """Many logs write whole seconds."""
 _TEAR_DOWN_S = 5.0
@@ -53,7 +46,7 @@ def find_first_ends(chron: Timeline, facts: Facts) -> tuple[RankExit, ...]:
 def lost_others(own: LogEvent, first: Sequence[RankExit], chron: Timeline, facts: Facts) -> bool:
     """Whether the failure that logs name as the first is that of a rank which lost another, and the supervisor saw that
     other one end: of itself, with an error, and without a word."""
-    if own.rank is None or not _is_of_peers(own) or not first:
+    if own.rank is None or not is_of_peers(own) or not first:
         return False
     end = next((e for e in facts.failures() if e.rank == own.rank), None)
     silent = {e.rank for e in first} - {e.rank for e in (*chron.candidates, *chron.cascades)}
@@ -65,21 +58,12 @@ def lost_others(own: LogEvent, first: Sequence[RankExit], chron: Timeline, facts
 def _find_left(chron: Timeline) -> set[int | None]:
     """The ranks whose logs tell of others that are gone, and of nothing that they did themselves."""
     every = (*chron.candidates, *chron.cascades)
-    told = {e.rank for e in every if e.role == "cascade" or e.reason in _OF_PEERS or _is_of_peers(e)}
+    told = {e.rank for e in every if e.role == "cascade" or e.reason in OF_PEERS or is_of_peers(e)}
     return told - {
         e.rank
         for e in chron.candidates
-        if e.role == "root" and e.reason not in _OF_PEERS and not _is_of_peers(e)
+        if e.role == "root" and e.reason not in OF_PEERS and not is_of_peers(e)
     }
-
-
-def _is_of_peers(event: LogEvent) -> bool:
-    """Whether an event says that another rank is gone, or late."""
-    if event.reason in ("NCCLRemoteError", "NCCLTimeoutError"):
-        return True
-    if event.reason == "RuntimeError":
-        return BROKEN_LINK.search(event.text) is not None
-    return event.reason in _OF_PEERS and any("torch/distributed" in f for f in event.frames[-6:])
 
 
 def uncertain(verdicts: Sequence[Verdict], ends: Sequence[RankExit], words: Sequence[Root]) -> Verdict:
@@ -127,10 +111,10 @@ def _find_rivals(own: LogEvent, chron: Timeline) -> Mapping[int, LogEvent]:
         return {}
     found = {own.rank: own}
     for e in chron.candidates:
-        mine = e.role == "root" and e.exception is not None and e.reason not in _OF_PEERS and e.weight >= 0.9
-        if mine and e.rank is not None and not _is_of_peers(e):
+        mine = e.role == "root" and e.exception is not None and e.reason not in OF_PEERS and e.weight >= 0.9
+        if mine and e.rank is not None and not is_of_peers(e):
             found.setdefault(e.rank, e)
-    if len(found) > 1 and _is_of_peers(own):
+    if len(found) > 1 and is_of_peers(own):
         del found[own.rank]  # it lost another: one of these
     return found
 

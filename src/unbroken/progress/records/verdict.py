@@ -79,6 +79,10 @@ KILLED = "signal"
 PORT_TAKEN = "port-taken"
 """`decided_by` of a verdict that the port at which ranks meet was taken: the rule of that name."""
 
+REFUSED = ("unbroken-refused", "unbroken-refused-input", "unbroken-usage")
+"""`decided_by` of a verdict that a part of unbroken refused to train on what it was given: the rules of these names. What it said
+is the answer, and is quoted wherever the run's end is told."""
+
 CORRUPTED = "corruption"
 """`decided_by` of a verdict on wrong numbers: replicas that differ, or a card that does not agree with itself."""
 
@@ -88,6 +92,7 @@ _SEEN = {
     "lost-supervisor": "SupervisorLost", "launch": "NotStarted",
 }  # fmt: skip
 """By `decided_by`: how a verdict is called that no log and none of the published reasons explains."""
+_WORD_LENGTH, _WORDS_OF = 160, 4
 
 
 @dataclass(frozen=True)
@@ -151,9 +156,25 @@ class Verdict:
     def title(self) -> str:
         """What to call it where people read: the reason, or what was seen where none of the published ones fits; where
         nothing failed, the outcome."""
+        if self.decided_by in REFUSED:
+            return "Refused"  # the published reasons know no checkpoint that does not fit
         if self.reason in (None, UNKNOWN) and self.decided_by in _SEEN:
             return _SEEN[self.decided_by]
         return str(self.reason or self.outcome)
+
+    @property
+    def last_words(self) -> str:
+        """What the ranks printed last, where their ends alone are known and the root names several; else ""."""
+        if self.decided_by != "exit-code" or self.root is None or self.root.file is not None:
+            return ""
+        said: dict[str, list[int]] = {}
+        for rank, text in {e.rank: e.text.strip() for e in reversed(self.evidence)}.items():
+            if rank is not None and text:
+                said.setdefault(text[:_WORD_LENGTH], []).append(rank)
+        told = sorted((sorted(ranks), text) for text, ranks in said.items())[:_WORDS_OF]
+        return "; ".join(
+            f"last line of rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {t}" for r, t in told
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The frozen JSON form: plain values, lists for tuples, `schema` first."""

@@ -13,7 +13,17 @@ from types import MappingProxyType
 from ...diagnose.judge.facts import Facts, LossFact
 from ...progress import Budgets, Policy
 from ...progress.records.decision import Decision, PastIncident, Rollback
-from ...progress.records.verdict import HANG, KILLED, PORT_TAKEN, UNKNOWN, Action, Category, Outcome, Verdict
+from ...progress.records.verdict import (
+    HANG,
+    KILLED,
+    PORT_TAKEN,
+    REFUSED,
+    UNKNOWN,
+    Action,
+    Category,
+    Outcome,
+    Verdict,
+)
 from .rollback import NEAR, describe, plan_rollback
 
 _BACKOFF_FIRST_S = 0.0
@@ -22,6 +32,7 @@ _BACKOFF_MAX_S = 60.0
 _FAILED_STARTS = 10
 _START_MAX_S = 30.0
 _HOUR_S = 3600.0
+_QUOTED = 600
 _LIKELY = 0.5
 """A run that stops for a verdict that is no surer than this is told so."""
 FREE, LEASE_EXPIRED, AGENT, LOSS, PORT = "free", "lease", "agent", "loss", "port"
@@ -197,6 +208,8 @@ def _why_to_stop(
         return _WHY_COUNTED[now.cause].format(n=before + 1) if budget is not None and before >= budget else ""
     if _is_hopeless(verdict, now.cause) and verdict.confidence >= stop_at:
         sure = "" if verdict.confidence > _LIKELY else f" ({verdict.confidence:.0%} sure)"
+        if verdict.decided_by in REFUSED and verdict.root is not None and verdict.root.text:
+            return f"a restart cannot help. {verdict.root.text.strip()[:_QUOTED]}"
         return f"{verdict.reason}{sure}: a restart cannot help. {verdict.mitigation}".strip()
     if _repeats(now, stalled, stacks):
         where = f"at step {now.step}" if now.step >= 0 else "before the first step"
@@ -341,7 +354,8 @@ def _repeats(now: PastIncident, stalled: Sequence[PastIncident], stacks: str) ->
 def _named(verdict: Verdict) -> str:
     """The failure in a few words: its reason, or the root's own where there is none."""
     if verdict.reason in (None, UNKNOWN) and verdict.root is not None and verdict.root.text:
-        return verdict.root.text.strip()[:200]
+        text = verdict.root.text.strip()[:200]
+        return f"{text}; {verdict.last_words}" if verdict.last_words else text
     return str(verdict.reason)
 
 

@@ -164,6 +164,8 @@ class Lines:
         )
         if v.root is not None and v.root.text and v.root.text not in (incident.why, headline(v)):
             self.say(f"    {v.root.text.strip()[:200]}")
+        if v.last_words:
+            self.say(f"    {v.last_words}")
 
     def resumed(self, incident: Incident) -> None:
         took = Duration((incident.resumed or 0.0) - incident.detected)
