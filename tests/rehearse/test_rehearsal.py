@@ -166,6 +166,79 @@ def test_a_script_that_fails_or_has_no_steps_is_said(tmp_path: Path) -> None:
         Rehearsal(("t.py",), tmp_path, steps=3).run()
 
 
+OWN_UPDATE = """
+import os, sys, torch, unbroken
+out, how = sys.argv[1:]
+torch.manual_seed(0)
+run = unbroken.attach()
+w, momentum, first = torch.zeros(4, requires_grad=True), torch.zeros(4), 0
+os.makedirs(out, exist_ok=True)
+if os.path.exists(out + "/last.pt"):
+    saved = torch.load(out + "/last.pt")
+    w.data.copy_(saved["w"])
+    first = saved["step"]
+    if how != "momentum":
+        momentum.copy_(saved["momentum"])
+optimizer = torch.optim.SGD([w], 0.1)
+for step in range(first + 1, 19):
+    x = torch.randn(4, generator=torch.Generator().manual_seed(step))
+    if how == "before":
+        run.step(step)
+    kept = torch.zeros(1) if how == "nothing" else w
+    loss = ((kept - x) ** 2).sum()
+    if how == "before":
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+    elif how != "nothing":
+        momentum.mul_(0.9).add_(torch.autograd.grad(loss, w)[0])
+        w.data.sub_(momentum, alpha=0.1)
+        run.step(step, loss=loss.item())
+    else:
+        del w
+        w = torch.zeros(4)
+        run.step(step)
+    if step % 3 == 0:
+        torch.save({"w": w.detach(), "momentum": momentum, "step": step}, out + "/new.pt")
+        os.replace(out + "/new.pt", out + "/last.pt")
+"""
+"""A script that updates its weights by itself, and reports each step."""
+
+
+def rehearse_own_update(tmp_path: Path, how: str) -> RehearsalReport:
+    source, folder = tmp_path / "source", tmp_path / "rehearsal"
+    source.mkdir(), folder.mkdir()
+    (source / "t.py").write_text(OWN_UPDATE)
+    return Rehearsal(("t.py", "{dir}", how), folder, steps=14, launcher=Forked(), source=source).run()
+
+
+def test_a_script_without_an_optimizer_is_counted_as_it_reports_its_steps(tmp_path: Path) -> None:
+    report = rehearse_own_update(tmp_path, "right")
+    assert report.exact and report.steps == 14 and report.save_every == 3, lines(report)
+    assert all(k.lost == 2 and k.resumed_at > 0 for k in report.kills)
+    first = read_traces(tmp_path / "rehearsal" / "trial-01" / "trace")[0, 1].steps
+    assert all(s.reported and s.number == n and s.weights == f"step {n + 1}" for n, s in enumerate(first))
+    assert len({s.state["parameter w"] for s in first}) == 15
+
+
+def test_what_a_script_without_an_optimizer_forgets_is_found(tmp_path: Path) -> None:
+    report = rehearse_own_update(tmp_path, "momentum")
+    found = report.finding
+    assert found is not None and (found.kind, found.piece) == ("step", "parameter w"), lines(report)
+    assert found.step == report.kills[0].resumed_at + 1, "the first step after the resume"
+    assert "first step that was made again" in found.text and report.deterministic is None
+
+
+def test_steps_reported_before_those_of_an_optimizer_are_not_counted(tmp_path: Path) -> None:
+    report = rehearse_own_update(tmp_path, "before")
+    assert report.exact, lines(report)
+    first = read_traces(tmp_path / "rehearsal" / "trial-01" / "trace")[0, 1].steps
+    assert len(first) == 15 and not any(s.reported for s in first)
+
+
+def test_a_script_that_shows_nothing_to_compare_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither a loss with them nor weights.*step\(step, loss=loss\)"):
+        rehearse_own_update(tmp_path, "nothing")
+
+
 # --- the parts
 
 

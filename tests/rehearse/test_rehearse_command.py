@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.keepers import until
 from unbroken.cli.runs.rehearse import rehearse as rehearse_command
-from unbroken.errors import UsageError
+from unbroken.errors import RunError, UsageError
+from unbroken.rehearse.rehearsal import Rehearsal
+from unbroken.rehearse.trace import read_traces
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,6 +83,47 @@ def test_the_examples_are_exact_on_two_ranks_and_with_data(tmp_path: Path, scrip
     report = json.loads(done.stdout)
     assert report["exact"] and len(report["kills"]) == 2 and report["saved_by"] == "unbroken"
     assert report["snapshot_bytes"] > 0 and report["notes"] == []
+
+
+@pytest.mark.parametrize(("where", "kept"), [("{folder}/trial-01", True), ("train.py", False)])
+def test_a_folder_that_a_message_names_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, kept: bool
+) -> None:
+    def run(self: Rehearsal) -> Any:
+        (self.folder / "trial-01").mkdir()
+        raise RunError("the training failed", where=where.format(folder=self.folder))
+
+    monkeypatch.setattr(Rehearsal, "run", run)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(RunError, match="the training failed"):
+        rehearse_command(["train.py"], steps=4, nproc=1, plain=True, limit="1m")
+    assert [p.name for f in tmp_path.iterdir() for p in f.iterdir()] == (["trial-01"] if kept else [])
+    assert len(list(tmp_path.iterdir())) == kept
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize(("ranks", "options"), [(2, ("--tensor", "2")), (1, ())], ids=["plan", "reference"])
+def test_our_own_trainer_is_counted_as_it_reports_its_steps(
+    tmp_path: Path, ranks: int, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "text").mkdir()
+    text = "".join(f"line {i} of a small text, {i * i * 7919}\n" for i in range(400))
+    (tmp_path / "text" / "a.txt").write_text(text)
+    words = ("-m", "unbroken.train", "--data", "text", "--cache", "{dir}", *options)
+    done = rehearse(
+        "--nproc", str(ranks), "--steps", "9", "--json", "--keep", "kp", "--", *words, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["exact"] and report["steps"] == 9 and report["saved_by"] == "unbroken"
+    assert report["warnings"] == report["notes"] == []
+    assert all(k["resumed_at"] > 0 for k in report["kills"]), "it did not just begin again"
+    first = read_traces(tmp_path / "kp" / "trial-01" / "trace")[0, 1].steps
+    assert [s.weights for s in first] == [f"step {n}" for n in range(1, 11)]
+    assert len({s.batches for s in first}) == len({s.losses for s in first}) == 10
+    for kind in ("parameter ", "optimizer exp_avg"):
+        assert len({str([v for k, v in s.state.items() if k.startswith(kind)]) for s in first}) == 10
 
 
 @pytest.mark.slow

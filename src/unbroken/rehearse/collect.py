@@ -124,7 +124,7 @@ class Collector:
             name = name.removeprefix("module.")
             if mine:
                 names[id(tensor)] = name
-            what = kind if mine else f"copy {of}{kind}"
+            what = kind if mine else f"copy {of}{kind}" if trained else f"{self.name(module)}, {kind}"
             state[f"{what} {name}"] = short(tensor)
         for path, inner in module.named_modules():
             path = path.removeprefix("module").removeprefix(".")
@@ -172,6 +172,20 @@ class Collector:
                         seen.update(ids)
                         for key, t in tensors:
                             state[f"copy {path}[{key}]"] = short(t)
+
+    def learnt(self, frames: list[FrameType]) -> dict[str, str]:
+        """Tensors of the loop that are learnt and are in no module, for a script without an optimizer of torch."""
+        found: dict[str, str] = {}
+        for frame in frames:
+            for name, value in _variables(frame):
+                tensors = [("", value)] if isinstance(value, torch.Tensor) else []
+                for path, bundle in [(name, tensors)] if tensors else _bundles(name, value):
+                    for key, t in bundle:
+                        if t.requires_grad and t.is_leaf:
+                            found.setdefault(
+                                f"parameter {path}[{key}]" if key else f"parameter {path}", short(t)
+                            )
+        return found
 
     def variables(self, frames: list[FrameType]) -> dict[str, str]:
         """Plain values of the loop."""

@@ -21,7 +21,7 @@ class FirstDifference:
     rank: int
     kind: str
     """One word for each sort: position, set_epoch, accumulation, order, content, generator, settings, scheduler, copy,
-    optimizer, parameter, buffer, scaler, forward."""
+    optimizer, parameter, buffer, scaler, forward; step for one that the script reported."""
     piece: str
     """What differs, by name."""
     text: str
@@ -151,6 +151,14 @@ def _explain(
     lost = [p for p in d.state if at == 0]
     if d.batches:
         return _explain_batches(undisturbed, a, b, found, at, differences)
+    if a.reported or b.reported:
+        piece = "loss" if d.losses else next(iter(pieces), "state")
+        return found(
+            "step", piece,
+            f"after this step the {piece} is another one; its batch and the step before were the same" if at
+            else f"after the first step that was made again the {piece} is another one, its batch was the same",
+            "Something that the step uses is not in the state that is saved, or kernels are not deterministic",
+        )  # fmt: skip
     if d.settings:
         s = d.settings[0]
         text = (

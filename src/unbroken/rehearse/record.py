@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from torch.utils.data import dataloader as torchs
 from ..data.digest import digest
 from .collect import Collector, short, user_frames
 from .guard import Guard, fix_entropy, freeze_time
+from .reported import is_own, own_step, state_of_trainer
 from .trace import Batch, Save, TracedStep, Writer
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
 
 
 class RehearsalRecorder:
-    """Writes a `TracedStep` before each step of an optimizer."""
+    """Writes a `TracedStep` before each step of an optimizer; of our own trainer, and of a script that has no optimizer of torch, at
+    each step that is reported by `run.step()`."""
 
     def __init__(self, plan: RehearsalPlan) -> None:
         self.plan = plan
@@ -47,6 +51,10 @@ class RehearsalRecorder:
         self._before: int | None = None
         """How many steps the training had made when this process began."""
         self._uses: dict[str, bool] = {}
+        self._held: TracedStep | None = None
+        """The first step that was reported, until it is known whether a step of an optimizer follows."""
+        self._optimizer_steps = False
+        """Whether steps of optimizers are what counts."""
 
     def here(self) -> bool:
         """Whether this is the process itself, not one that it forked."""
@@ -71,7 +79,8 @@ class RehearsalRecorder:
 
     def enter(self, module: Any, args: Any) -> None:
         """A module is called."""
-        if self._depth == 0 and module.training and torch.is_grad_enabled() and self.here():
+        outermost = self._depth == 0 and module.training and torch.is_grad_enabled() and self.here()
+        if outermost and not is_own():  # of our own trainer the batch itself is known
             given = short([a for a in args if isinstance(a, torch.Tensor | list | tuple | dict)])
             self._inputs.append(Batch("model", 0, len(self._inputs), "", given))
         self._depth += 1
@@ -82,17 +91,36 @@ class RehearsalRecorder:
 
     def loss(self, value: Any) -> None:
         """backward() is called on it."""
-        if isinstance(value, torch.Tensor) and value.numel() == 1 and self.here():
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and self.here() and not is_own():
             self._losses.append(float(value.detach()).hex())
 
     def before_step(self, optimizer: Any) -> None:
         """An optimizer is about to change the weights."""
-        if not self.here():
+        if not self.here() or is_own():  # a plan's update may take many, or none
             return
-        self._depth = 0  # an exception may have left modules
+        self._held, self._optimizer_steps = None, True
         if not any(o is optimizer for o in self._optimizers):
             self._optimizers.append(optimizer)
-        step = self._step(optimizer)
+        self._took(self._step(optimizer))
+
+    def reported(self, number: int, loss: float) -> None:
+        """The script says that a step is complete."""
+        if not self.here() or self._optimizer_steps:
+            return
+        step = self._reported(number, loss)
+        if self.number == 0 and self._held is None and not is_own():
+            # It may say so before the step of its optimizer, which is what counts then.
+            self._held = step
+            self._batches, self._losses, self._inputs = [], [], []
+            return
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._took(held)
+            step = replace(step, number=self.number)
+        self._took(step)
+
+    def _took(self, step: TracedStep) -> None:
+        self._depth = 0  # an exception may have left modules
         self.writer.write("step", step)
         if self._before is None:
             self._before = self._steps_before(step)
@@ -126,6 +154,21 @@ class RehearsalRecorder:
                 for k, v in self._collector.variables(frames).items()
             },
         )
+
+    def _reported(self, number: int, loss: float) -> TracedStep:
+        own, frames = own_step(), user_frames()
+        batches = tuple(self._batches or self._inputs)
+        settings: dict[str, str] = {}
+        if own is not None:
+            batches = (Batch("loader", own.epoch, number - 1, "", short(own.batch)),)
+            state = state_of_trainer(own.trainer)
+        else:
+            state, settings = self._collector.state(frames, [])
+            state |= self._collector.learnt(frames)
+        losses = tuple(self._losses) if math.isnan(loss) else (float(loss).hex(),)
+        return TracedStep(
+            self.number, 0, f"step {number}", batches, _generators(), settings, state, losses=losses, reported=True
+        )  # fmt: skip
 
     def _steps_before(self, step: TracedStep) -> int:
         reference = self.plan.reference[self.rank] if self.rank < len(self.plan.reference) else ()
@@ -239,15 +282,21 @@ def _hook_ours(r: RehearsalRecorder) -> None:
             yield batch
 
     ours.Loader.__iter__ = given  # type: ignore[method-assign]
-    _noted(Run, "step", lambda: r.uses("attach"))
-    _noted(Run, "should_stop", lambda: r.uses("should_stop"))
+
+    def reported(step: Any = 0, *args: Any, loss: Any = math.nan, **more: Any) -> None:
+        r.uses("attach")
+        r.reported(int(step), float(loss))
+
+    _noted(Run, "step", reported)
+    _noted(Run, "_nothing", reported)  # what stands in its place outside of a run, with --plain
+    _noted(Run, "should_stop", lambda *_, **__: r.uses("should_stop"))
 
 
-def _noted(kind: Any, name: str, note: Callable[[], None]) -> None:
+def _noted(kind: Any, name: str, note: Callable[..., None]) -> None:
     original = getattr(kind, name)
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        note()
+        note(*args, **kwargs)
         return original(self, *args, **kwargs)
 
     setattr(kind, name, noted)

@@ -148,8 +148,9 @@ class Rehearsal:
             )  # fmt: skip
         if not any(t.steps for t in traces.values()):
             raise UsageError(
-                "the script made no step of a torch optimizer, so there is nothing to compare",
+                "the script made no step of a torch optimizer and reported none, so there is nothing to compare",
                 where=" ".join(self.command),
+                hint="A script with an update of its own says that a step is complete: unbroken.attach().step(step, loss=loss)",
             )
         return traces
 
@@ -163,6 +164,13 @@ class Rehearsal:
                 f"the script made {len(found[0])} steps only",
                 hint="Let it make 4 or more: it is killed in the middle",
             )
+        if any(s.reported and not s.state and not s.losses for f in found for s in f):
+            raise UsageError(
+                "the script made no step of a torch optimizer; it reports its steps, but neither a loss with them nor weights that "
+                "can be found, so there is nothing to compare",
+                where=" ".join(self.command),
+                hint="Report the loss: unbroken.attach().step(step, loss=loss), and keep the weights in a module or in variables of the loop",
+            )  # fmt: skip
         return found
 
     def _resumed(self, traces: dict[tuple[int, int], Trace], kill: int) -> list[Trace]:

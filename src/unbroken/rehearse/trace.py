@@ -28,14 +28,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A training right before an optimizer's step: the state that the step before left, and what this one is made of."""
+    """A training right before an optimizer's step: the state that the step before left, and what this one is made of.
+
+    Of a script whose steps are counted as it reports them: right after a step, with the state that it left.
+    """
 
     number: int
     """Steps of this process before it."""
     optimizer: int
     """Which optimizer, in the order in which they were first used."""
     weights: str
-    """A digest of the parameters of this optimizer."""
+    """By what a resumed process is laid beside it: a digest of the parameters of this optimizer, or the step's number in the report."""
     batches: tuple[Batch, ...] = ()
     """Given since the optimizer's last step."""
     generators: dict[str, str] = field(default_factory=dict)
@@ -48,6 +51,8 @@ class TracedStep:
     """What backward() was called on since the last step."""
     variables: dict[str, str] = field(default_factory=dict)
     """Plain values of the training loop, in words."""
+    reported: bool = False
+    """Whether the script reported it by `run.step()`, and no optimizer's step was counted."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TracedStep:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ...errors import Exit, RunInterrupted, UsageError
+from ...errors import Exit, RunInterrupted, UnbrokenError, UsageError
 from ...units import Duration
 
 LAUNCHERS = (
@@ -30,7 +30,9 @@ def rehearse(
             help="After '--': script.py and its arguments, or '-m module'. {dir} is a folder for its output."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=4, help="Optimizer steps to compare.")] = 20,
+    steps: Annotated[
+        int, typer.Option(min=4, help="Optimizer steps to compare; of `unbroken.train`, its steps.")
+    ] = 20,
     nproc: Annotated[int, typer.Option(min=1, help="Ranks.")] = 1,
     plain: Annotated[
         bool,
@@ -68,6 +70,7 @@ def rehearse(
     for sig in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sig) is signal.SIG_DFL:
             signal.signal(sig, signal.default_int_handler)
+    named = False
     try:
         report = Rehearsal(
             words, folder, steps=steps, nproc=nproc, launcher=Plain() if plain else Supervised(),
@@ -78,8 +81,11 @@ def rehearse(
             "the rehearsal was stopped on request, and its training with it",
             hint="The same command starts it again",
         ) from None
+    except UnbrokenError as e:
+        named = str(folder) in str(e)  # whoever is sent there to look finds it
+        raise
     finally:
-        if keep is None:
+        if keep is None and not named:
             shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(report.as_json()) if json_out else "\n".join(lines(report)))
     if not report.exact:
