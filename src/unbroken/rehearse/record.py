@@ -289,7 +289,8 @@ def _hook_ours(r: RehearsalRecorder) -> None:
 
     _noted(Run, "step", reported)
     _noted(Run, "_nothing", reported)  # what stands in its place outside of a run, with --plain
-    _noted(Run, "should_stop", lambda *_, **__: r.uses("should_stop"))
+    for name in ("should_stop", "_never"):
+        _noted(Run, name, lambda *_, **__: r.uses("should_stop"))
 
 
 def _noted(kind: Any, name: str, note: Callable[..., None]) -> None:
