@@ -27,6 +27,10 @@ from .simulating import Simulate, Visitor, reach
         ("t.py --fast --lr 1", "t.py --lr 1", "- --fast"),
         ("t.py a", "t.py a", ""),
         ("a.py", "b.py", "a.py -> b.py"),
+        ("t.py --optimizer -1 --tensor 2", "t.py --pipeline 2", "--optimizer -1 --tensor 2 -> --pipeline 2"),
+        ("t.py --lr 1 --seed 3", "t.py --lr 2 --seed 4", "--lr 1 -> --lr 2, --seed 3 -> --seed 4"),
+        ("t.py --sizes 1 2 3 --x", "t.py --sizes 1 2 4 --x", "--sizes 1 2 3 -> --sizes 1 2 4"),
+        ("t.py --lr=1 --x 2", "t.py --lr=2 --x 2", "--lr=1 -> --lr=2"),
     ],
 )
 def test_what_changed_is_said_in_words(old: str, new: str, said: str) -> None:

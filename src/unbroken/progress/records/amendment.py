@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_OPTION = re.compile(r"--?[A-Za-z_]")
 
 
 def describe_amendment(record: Mapping[str, Any]) -> str:
@@ -27,13 +30,37 @@ def describe_resize(record: Mapping[str, Any]) -> str:
 
 
 def describe_difference(old: Sequence[str], new: Sequence[str]) -> str:
-    """What is other in a command, as words to read: `--lr 0.1 -> --lr 0.05`."""
+    """What is other in a command, as words to read, each option with its values: `--lr 0.1 -> --lr 0.05`."""
+    before, after = _options(old), _options(new)
     parts = []
-    for op, a, b, c, d in difflib.SequenceMatcher(None, list(old), list(new), autojunk=False).get_opcodes():
+    matcher = difflib.SequenceMatcher(
+        None, [_name(o) for o in before], [_name(o) for o in after], autojunk=False
+    )
+    for op, a, b, c, d in matcher.get_opcodes():
         if op == "equal":
+            pairs = zip(before[a:b], after[c:d], strict=True)
+            parts += [f"{shlex.join(was)} -> {shlex.join(now)}" for was, now in pairs if was != now]
             continue
-        # The option before a value that changed says what the value is.
-        named = [old[a - 1]] if op == "replace" and a and old[a - 1].startswith("-") else []
-        gone, come = shlex.join([*named, *old[a:b]]), shlex.join([*named, *new[c:d]])
+        gone, come = shlex.join(sum(before[a:b], ())), shlex.join(sum(after[c:d], ()))
         parts.append({"insert": f"+ {come}", "delete": f"- {gone}"}.get(op, f"{gone} -> {come}"))
     return ", ".join(parts)
+
+
+def _options(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """A command in pieces: each option with what follows it up to the next one, each word before the first by itself."""
+    found: list[tuple[str, ...]] = []
+    for word in words:
+        if found and not _is_option(word) and _is_option(found[-1][0]):
+            found[-1] += (word,)
+        else:
+            found.append((word,))
+    return found
+
+
+def _name(piece: tuple[str, ...]) -> str:
+    return piece[0].partition("=")[0] if _is_option(piece[0]) else piece[0]
+
+
+def _is_option(word: str) -> bool:
+    """Whether it begins an option: `-1` and `-.5` are values."""
+    return _OPTION.match(word) is not None
