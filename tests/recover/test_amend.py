@@ -13,7 +13,7 @@ from unbroken.errors import RunDirMismatch
 from unbroken.progress import RunDir, read_spec
 from unbroken.progress.records.amendment import describe_amendment, describe_difference
 from unbroken.progress.records.state import RunState
-from unbroken.recover.start import make_spec, settle_spec
+from unbroken.recover.start import amend_running, make_spec, settle_spec
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
 from .simulating import Simulate, Visitor, reach
@@ -72,6 +72,25 @@ def test_without_amend_other_arguments_are_refused_and_the_hint_names_it(tmp_pat
     amended = settle_spec(run_dir, other, amend=True)
     assert (amended.command, amended.run_id) == (("t.py", "--lr", "2"), first.run_id)
     assert dispatch(["run", "--run-dir", str(tmp_path / "none"), "--amend", "--", "t.py"]) == 2
+
+
+@pytest.mark.parametrize("given", ["", "/data/first"])
+def test_a_run_that_is_there_does_not_start_from_something_else(tmp_path: Path, given: str) -> None:
+    """Neither a live run nor one that has stopped: what was asked for would have no effect."""
+    run_dir = RunDir(tmp_path / "run")
+    settle_spec(run_dir, make_spec(["t.py"], origin=given))
+    other = make_spec(["t.py", "--lr", "2"], origin="/data/other/step-00000020.a0001")
+    for ask in (
+        lambda: settle_spec(run_dir, other, amend=True),
+        lambda: amend_running(run_dir, other, print),
+    ):
+        with pytest.raises(RunDirMismatch) as refused:
+            ask()
+        assert f"--from was {given or 'not given'}, now /data/other/step" in str(refused.value)
+        assert "Leave --from and --fork-from out" in str(refused.value)
+    same = make_spec(["t.py", "--lr", "2"], origin=given)
+    assert settle_spec(run_dir, same, amend=True).origin == given
+    assert not amend_running(run_dir, same, print), "nobody supervises it"
 
 
 def test_a_live_run_takes_other_arguments_at_a_step_boundary(simulate: Simulate) -> None:

@@ -405,14 +405,23 @@ def check_same(old: RunSpec, new: RunSpec, run_dir: RunDir, *, amend: bool = Fal
             differ.append(f"{key} was {_show(getattr(old, key))}, now {_show(getattr(new, key))}")
     if "auto" != new.record != old.record and "://" in new.record + old.record:
         differ.append(f"--record was {old.record}, now {new.record}")
-    if new.origin and new.origin != old.origin:
+    origin = bool(new.origin) and new.origin != old.origin
+    if origin:
         differ.append(f"--from was {old.origin or 'not given'}, now {new.origin}")
     if differ:
+        hint = (
+            "Use the same command; --amend lets this run go on with other arguments, nodes or ranks; to try them beside it "
+            f"start a new run: unbroken run --from {run_dir.path} --run-dir ANOTHER ..."
+        )
+        if amend and origin:
+            hint = (
+                "Leave --from and --fork-from out: a run that is there goes on from its own last step, with --amend too; to start "
+                f"from that checkpoint begin a new run: unbroken run --from {new.origin} --run-dir ANOTHER ..."
+            )
         raise RunDirMismatch(
             f"this run directory belongs to another command line: {'; '.join(differ)}",
             where=str(run_dir.path),
-            hint="Use the same command; --amend lets this run go on with other arguments, nodes or ranks; to try them beside it "
-            f"start a new run: unbroken run --from {run_dir.path} --run-dir ANOTHER ...",
+            hint=hint,
         )
 
 

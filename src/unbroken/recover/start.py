@@ -329,7 +329,8 @@ def _check_host(run_dir: RunDir, record: Record) -> None:
 def amend_running(run_dir: RunDir, wanted: RunSpec, say: Callable[[str], None]) -> bool:
     """Whether a live supervisor, wherever it is, took the command that is asked for now: an attempt runs with it then.
 
-    Raises UsageError where there is no run, and the errors of `unbroken.errors.RunError`.
+    Raises UsageError where there is no run, RunDirMismatch where something else than the command, nodes and ranks is another
+    one, and the other errors of `unbroken.errors.RunError`.
     """
     if not run_dir.spec.exists():
         raise UsageError(
@@ -337,6 +338,7 @@ def amend_running(run_dir: RunDir, wanted: RunSpec, say: Callable[[str], None]) 
             where=str(run_dir.path),
             hint="Name its --run-dir, or leave --amend out",
         )
+    check_same(read_spec(run_dir.spec), wanted, run_dir, amend=True)
     return asyncio.run(amend_live(run_dir, _find_record(run_dir, wanted), wanted, say))
 
 
