@@ -198,3 +198,15 @@ def test_a_wrong_command_line_is_one_json_object_too(
     out = capsys.readouterr()
     error = json.loads(out.out)["error"]
     assert error["kind"] == "UsageError" and error["exit_code"] == 2 and says in error["what"] and out.err
+
+
+@pytest.mark.parametrize("wrong", [["--model", "8b"], ["--gpus", "x"], ["--gpus", "8", "--tensor", "3"]])
+def test_an_error_of_train_plan_is_in_the_envelope_too(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.dispatch(["train", "plan", *wrong, "--json"]) == 2
+    shown = capsys.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert error["exit_code"] == 2 and error["what"] in shown.err
+    assert cli.dispatch(["train", "plan", *wrong]) == 2
+    assert capsys.readouterr().out == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import traceback
@@ -48,6 +49,8 @@ def main(
             return profile(argv[1:])
         config = parse(argv, prog)
     except UnbrokenError as e:
+        if "--json" in argv:
+            print(json.dumps(e.as_json()), flush=True)
         return _say(prog, e)
     if config.run.mode == "deterministic":
         pin_environment()
