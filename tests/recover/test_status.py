@@ -137,6 +137,12 @@ def test_stopped_names_the_reason_and_the_command(made: RunFolder) -> None:
     text = screen(read_status(made.run_dir))
     assert "stopped: KeyError: a restart cannot help" in text
     assert f"unbroken run --run-dir {made.run_dir.path}" in " ".join(text.split())
+    assert "with --amend other arguments too" in " ".join(text.split())
+
+
+def test_stopped_before_its_first_step_names_amend(made: RunFolder) -> None:
+    made.record("status", status="stopped", why="the script does not exist")
+    assert "same command again; with --amend other arguments too" in read_status(made.run_dir).hint
 
 
 def test_supervisor_killed(made: RunFolder) -> None:

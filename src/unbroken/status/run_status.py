@@ -25,6 +25,7 @@ from .gather import gather
 
 _TAIL = 64 * 2**10
 _KEEPER_S = 1.0
+_OTHERS = "with --amend other arguments too, without it they need another --run-dir"
 
 
 @dataclass(frozen=True)
@@ -300,10 +301,12 @@ def _hint(s: RunStatus, report: RunReport) -> str:
         )
         return f"{still}Give the same command again: it takes over or restarts. {at}{command}"
     if s.status == "stopped" and s.step < 0:
-        return f"Fix the cause, then give the same command again; another command line needs another --run-dir. {at}{command}"
+        return f"Fix the cause, then give the same command again; {_OTHERS}. {at}{command}"
     origin = "from the last checkpoint" if s.disk_step is not None else "without a checkpoint: none was saved"
     if s.status == "stopped":
-        return f"Fix the cause, then give the same command again: it goes on {origin}. {at}{command}"
+        return (
+            f"Fix the cause, then give the same command again: it goes on {origin}; {_OTHERS}. {at}{command}"
+        )
     if s.status == "interrupted":
         return f"Give the same command again: it goes on {origin}. {at}{command}"
     if s.status == "running" and s.supervisor is not None and s.supervisor.stopped:
