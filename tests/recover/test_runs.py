@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.run_folder import RunFolder
 from unbroken.cli import logs
 from unbroken.cli.main import dispatch
 from unbroken.cli.runs import ls
 from unbroken.errors import InputError
-from unbroken.progress import RunDir
+from unbroken.progress import RunDir, Timeouts, write_spec
 from unbroken.progress.journal import JournalWriter
+from unbroken.status import rank_logs as following
 from unbroken.status.rank_logs import RankLog, Wanted, follow_logs, rank_logs, read_tail
 from unbroken.status.runs import find_runs, summarize_run
+from unbroken.units import Duration
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "2026-11" / "runs"
 
@@ -131,3 +138,61 @@ def test_following_goes_over_restarts_and_ends_with_the_run(
     assert not thread.is_alive()
     assert [x for x, _ in shown] == ["old too", "half and half", "unfinished", "second"]
     assert said == ["attempt 2", "the run is completed"]
+
+
+def test_following_goes_on_without_a_supervisor_and_over_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    """kill -9 of the supervisor: ranks print on, a successor comes and is killed too, and its ranks end with their lease."""
+    monkeypatch.setattr(following, "_LEAVE_S", 0.0)
+    made = RunFolder(RunDir(tmp_path / "run"), nodes=1, nproc=1, spares=0)
+    run, spec = made.run_dir, replace(made.spec, timeouts=Timeouts(lease=Duration("2s")))
+    write_spec(run, spec)
+    made.attempt()
+    kill_supervisor(made)
+    shown: list[str] = []
+    said: list[str] = []
+    thread = threading.Thread(
+        target=follow_logs,
+        args=(run, Wanted(), 0, lambda line, _: shown.append(line), said.append),
+        daemon=True,
+    )
+    thread.start()
+    eventually(lambda: said)
+    assert "ranks go on until their lease of 2s" in said[0], said
+    for i in range(30):
+        _log(run, 1, 0, f"alone {i}\n")
+        time.sleep(0.1)
+    eventually(lambda: len(shown) == 30)
+    made.supervisor()
+    eventually(lambda: said[1:] == ["another supervisor has taken over"])
+    env = {**os.environ, "UNBROKEN_RUN_ID": spec.run_id, "UNBROKEN_NODE": "node-000", "UNBROKEN_ROLE": "rank"}
+    rank = subprocess.Popen(["sleep", "60"], env=env)
+    try:
+        kill_supervisor(made)
+        time.sleep(3.5)
+        assert thread.is_alive(), "a rank that is silent is there"
+        _log(run, 1, 0, "the last\n")
+    finally:
+        rank.kill()
+        rank.wait()
+    thread.join(20)
+    assert not thread.is_alive() and shown[30:] == ["the last"]
+    assert said[-1] == "the run is abandoned: its supervisor is gone"
+
+
+def test_following_a_run_that_was_left_long_ago_ends_at_once(tmp_path: Path) -> None:
+    made = RunFolder(RunDir(tmp_path / "run"), nodes=1, nproc=1, spares=0)
+    made.attempt()
+    kill_supervisor(made)
+    log = made.run_dir.rank_log(1, "node-000", 0)
+    os.utime(log, (1.75e9, 1.75e9))
+    said: list[str] = []
+    follow_logs(made.run_dir, Wanted(), None, lambda *_: None, said.append)
+    assert said == ["the run is abandoned: its supervisor is gone"]
+
+
+def kill_supervisor(made: RunFolder) -> None:
+    """Makes the newest term that of a process that is not there."""
+    path = made.run_dir.term(made.term)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid_started": 0.0}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ..progress import RunDir, read_journal, read_terms
+from ..cluster.holding.processes import marked
+from ..errors import UnbrokenError
+from ..progress import RunDir, read_journal, read_spec, read_terms
 from ..progress.growing_logs import open_past_holes
 from .gather import status_of
 
@@ -23,6 +26,8 @@ _LINE_MAX = 1 << 20
 _POLL_S = 0.1
 _LOOK_S = 0.5
 """How often a follower looks for new attempts, new ranks and the end of the run."""
+_LEAVE_S = 5.0
+"""What ranks whose lease has ended may still say, and how long that may be under way."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,13 @@ def follow_logs(
     show: Callable[[str, int | None], None],
     say: Callable[[str], None],
 ) -> None:
-    """Shows the last lines of the newest attempt and what follows, over restarts, until the run ends.
+    """Shows the last lines of the newest attempt and what follows, over restarts and other supervisors, until the run ends or,
+    of one whose supervisor is gone, nothing can come any more.
 
     `lines`: of each log that is there at the start, None for all. `show` gets each line with its rank (None where there
-    is one rank only), `say` a new attempt and the end of the run.
+    is one rank only), `say` a new attempt, the loss of the supervisor and the end of the run.
     """
+    alone = _Unsupervised(run_dir)
     followed: dict[Path, _Growing] = {}
     attempt = max(run_dir.attempt_numbers(), default=0)
     first = True
@@ -112,7 +119,7 @@ def follow_logs(
         now = time.monotonic()
         if now >= next_look:
             next_look = now + _LOOK_S
-            ended = _ended(run_dir)
+            ended = alone.look(say)
             newest = max(run_dir.attempt_numbers(), default=0)
             for growing in followed.values() if newest > attempt else ():
                 growing.last = True
@@ -135,12 +142,55 @@ def follow_logs(
     say(ended)
 
 
-def _ended(run_dir: RunDir) -> str | None:
-    """How the run ended, in words; None while it goes on or has not begun."""
-    status, why = status_of(read_journal(run_dir).records, read_terms(run_dir))
-    if status in ("new", "running"):
+class _Unsupervised:
+    """Says how a run ended, and whether something can still come of one whose supervisor is gone: its ranks train on until
+    their lease ends, and another supervisor may take them over."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._told = False
+        self._supervised = float("-inf")
+        """When it last had a supervisor, or was not known to have none."""
+
+    def look(self, say: Callable[[str], None]) -> str | None:
+        """How it ended, in words; None while it goes on or has not begun."""
+        status, why = status_of(read_journal(self._run_dir).records, read_terms(self._run_dir))
+        if status in ("new", "running"):
+            self._supervised = time.time()
+            if self._told:
+                say("another supervisor has taken over")
+                self._told = False
+            return None
+        ended = f"the run is {status}" + (f": {why}" if why else "")
+        if status != "abandoned":
+            return ended
+        try:
+            spec = read_spec(self._run_dir.spec)
+        except (OSError, UnbrokenError):
+            return ended
+        silent = time.time() - max(self._supervised, self._last_line())
+        if silent > float(spec.timeouts.lease) + _LEAVE_S and not _has_ranks(spec.run_id):
+            return ended
+        if not self._told:
+            say(
+                f"{why}: its ranks go on until their lease of {spec.timeouts.lease} ends, or another supervisor takes them over"
+            )
+            self._told = True
         return None
-    return f"the run is {status}" + (f": {why}" if why else "")
+
+    def _last_line(self) -> float:
+        """When a rank of the newest attempt last printed something, seconds since the epoch."""
+        newest = max(self._run_dir.attempt_numbers(), default=0)
+        times = [float("-inf")]
+        for log in rank_logs(self._run_dir, newest):
+            with contextlib.suppress(FileNotFoundError):  # it was compressed meanwhile
+                times.append(log.path.stat().st_mtime)
+        return max(times)
+
+
+def _has_ranks(run_id: str) -> bool:
+    """Whether ranks of the run are on this machine."""
+    return Path("/proc").is_dir() and any(p.role == "rank" for p in marked(run_id))
 
 
 class _Growing:

@@ -36,7 +36,9 @@ def show(
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Go on while they print, over restarts, until the run ends or Ctrl-C."
+            "--follow",
+            "-f",
+            help="Go on while they print, over restarts and takeovers, until the run ends or Ctrl-C.",
         ),
     ] = False,
 ) -> None:
