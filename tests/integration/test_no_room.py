@@ -13,8 +13,9 @@ import pytest
 from tests.support.slurm import wait_for
 from unbroken.cluster.holding.processes import marked
 from unbroken.progress import read_spec
+from unbroken.recover.ask import ask_waits
 
-from .conftest import RunUnderTest
+from .conftest import RunUnderTest, run_json
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -52,6 +53,9 @@ def test_an_attempt_waits_until_its_logs_find_room(
     wait_for(lambda: any(r["how"] == "no_room" for r in run.journal("ended")), "the wait for room", 30)
     before = run.attempts()
     assert not [p for p in marked(run_id) if p.role == "rank"], "nothing runs meanwhile"
+    told = run_json("status", str(run.run_dir.path), "--json", cwd=run.folder)
+    assert "no room for its logs" in told["why"] and "Free space there" in told["todo"]
+    assert "the next one waits for room" in ask_waits(run.run_dir), "the supervisor says it too"
     free()
     assert run.wait() == 0, run.output
     assert run.attempts() == before + 1 == 3, run.output

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from unbroken.cluster.local import open_log
-from unbroken.progress import RunDir
+from unbroken.progress import JournalWriter, RunDir
 from unbroken.recover.node.logs.folder import NodeFolder
 from unbroken.recover.node.ranks.process import LaunchOrder
 from unbroken.recover.node.ranks.starting import Starting
 from unbroken.recover.room import find_no_room
 
-from .simulating import Simulate, reach
+from .simulating import Simulate, Visitor, reach
 
 
 def test_an_attempt_whose_logs_find_no_room_waits_for_it_and_charges_nothing(simulate: Simulate) -> None:
@@ -28,14 +28,40 @@ def test_an_attempt_whose_logs_find_no_room_waits_for_it_and_charges_nothing(sim
         run.faults.fail_rank("node-00001", 2, code=None, signal=9)
         await run.until(lambda: any(r["how"] == "no_room" for r in run.journal("ended")))
 
+        said = (await Visitor(run).ask("waits"))["waits"]
+        assert said.startswith("attempt 2 is not started: no room") and "node-00003" in said, said
+        waiting = run.journal("waiting")[-1]
+        assert waiting["why"] in said and "Free space there" in waiting["todo"]
         before = run.loop.time()
         await run.until(lambda: run.loop.time() > before + 300)
         assert [r["attempt"] for r in run.journal("attempt")] == [1, 2] and not run.task.done()
         run.faults.fill_disk("node-00003", full=False)
         await reach(run, 3, 12)
         await run.until(lambda: run.journal("resumed"))
+        assert (await Visitor(run).ask("waits"))["waits"] == ""
         (incident,) = run.incidents()
         assert incident["kind"] == "failed" and incident["next_attempt"] == 3
+
+    simulate(act, 4)
+
+
+def test_a_record_that_is_refused_is_told_to_who_asks(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk takes no note of the wait for it."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def act(run) -> None:  # type: ignore[no-untyped-def]
+        await reach(run, 1, 9)
+        with monkeypatch.context() as m:
+            m.setattr(JournalWriter, "append", refuse)
+            run.faults.fail_rank("node-00001", 2, code=None, signal=9)
+            await run.until(lambda: any("record cannot be written" in line for line in run.screen.lines))
+            assert "what comes next waits" in (await Visitor(run).ask("waits"))["waits"]
+        await run.until(lambda: run.journal("resumed"))
+        assert (await Visitor(run).ask("waits"))["waits"] == ""
 
     simulate(act, 4)
 

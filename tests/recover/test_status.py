@@ -9,8 +9,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +22,8 @@ from unbroken.cli.main import dispatch
 from unbroken.cli.runs.status import screen
 from unbroken.errors import InputError
 from unbroken.progress import RunDir
-from unbroken.status import gather, read_status
+from unbroken.recover.ask import ask_waits
+from unbroken.status import gather, read_status, run_status
 
 pytestmark = pytest.mark.made_up
 
@@ -177,6 +180,58 @@ def test_ranks_without_a_supervisor(made: RunFolder, eventually: Callable[..., N
     finally:
         rank.kill()
         rank.wait()
+
+
+def keepers_hold(monkeypatch: pytest.MonkeyPatch, step: int, attempt: int) -> None:
+    monkeypatch.setattr(run_status, "_processes", lambda spec: {"node-000": Counter(keeper=1, rank=1)})
+    monkeypatch.setattr(run_status, "_memory_step", lambda *_: (step, attempt))
+
+
+def test_the_last_step_is_never_below_what_is_saved(made: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are written down by the supervisor: of one that is gone, and on a full disk, newer ones are known by snapshots."""
+    made.attempt()
+    made.steps(50)
+    keepers_hold(monkeypatch, 115, 1)
+    s = read_status(made.run_dir, now=made.now + 6.66)
+    assert (s.step, s.told_step, s.memory_step) == (115, 49, 115)
+    assert "115 at least, as it is saved; the last that is written down: 49, loss" in screen(s)
+    supervised_by(made, pid_started=0.0)
+    text = screen(read_status(made.run_dir, now=made.now + 6.66))
+    assert "6.66 s ago (old: its supervisor is gone, and ranks go on)" in text
+    keepers_hold(monkeypatch, 115, 0)
+    assert read_status(made.run_dir).step == 49, "what it was taken back from is no step of it"
+
+
+def test_a_full_disk_is_told(made: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.attempt()
+    made.steps(50)
+    assert read_status(made.run_dir).trouble == ""
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=0, f_bavail=3, f_frsize=4096))
+    s = read_status(made.run_dir, now=made.now + 60)
+    text = screen(s)
+    assert f"disk        {made.run_dir.path} is full: what is to be written there waits" in text
+    assert "60.0 s ago (old: newer ones cannot be written)" in text and "Make it take files again" in s.hint
+    assert s.as_json()["trouble"] == f"{made.run_dir.path} is full"
+    made.end("completed")
+    assert read_status(made.run_dir).trouble == "", "nothing is to be written any more"
+
+
+def test_what_a_run_waits_for_is_asked_of_its_supervisor_where_no_file_says_it(made: RunFolder) -> None:
+    made.attempt()
+    asked: list[RunDir] = []
+
+    def ask(run_dir: RunDir) -> str:
+        asked.append(run_dir)
+        return "attempt 2 is not started: no room for its logs"
+
+    s = read_status(made.run_dir, ask=ask)
+    assert "running: attempt 2 is not started: no room for its logs" in screen(s) and s.waits in s.why
+    made.record("waiting", why="no room", todo="Free space there")
+    s = read_status(made.run_dir, ask=ask)
+    assert (s.why, s.hint) == ("waits for a person: no room", "Free space there")
+    supervised_by(made, pid_started=0.0)
+    assert read_status(made.run_dir, ask=ask).status == "abandoned" and len(asked) == 1
+    assert ask_waits(made.run_dir) == "", "nobody answers"
 
 
 def test_supervisor_on_another_host(made: RunFolder) -> None:

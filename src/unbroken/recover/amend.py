@@ -28,7 +28,7 @@ async def amend_live(run_dir: RunDir, record: Record, wanted: RunSpec, say: Call
     if not terms or terms[-1].supervisor_is_gone():
         return False
     term = terms[-1]
-    async with reach_supervisor(term, _read_secret(run_dir)) as link:
+    async with reach_supervisor(term, read_run_secret(run_dir)) as link:
         if link is None:
             return False
         before = len(RunState.of((await asyncio.to_thread(record.read)).records).amended)
@@ -65,6 +65,7 @@ async def _wait_for_attempt(
         await asyncio.sleep(_POLL_S)
 
 
-def _read_secret(run_dir: RunDir) -> Secret:
+def read_run_secret(run_dir: RunDir) -> Secret:
+    """What the run's processes show each other. Raises UnsafeFile, OSError."""
     identity = Identity.read(run_dir.identity) if run_dir.identity.exists() else None
     return Secret(read_token(run_dir), identity)

@@ -7,7 +7,7 @@ import math
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ..cluster.holding.processes import marked, read_stat
 from ..cluster.local import find_root
 from ..errors import UnbrokenError
 from ..progress import RunDir, RunSpec, Term
+from ..progress.disk import find_trouble
 from ..progress.records.incident import Incident
 from ..progress.records.steps import Step
 from .data import Record, RunReport, RunSize, describe_incident, same_command
@@ -68,6 +69,9 @@ class RunStatus:
     attempt: int
     attempts: int
     step: int
+    """The newest that is known, be it by a snapshot of it alone."""
+    told_step: int
+    """The newest that is written down, of which loss and times are; -1 for none."""
     loss: float | None
     step_s: float | None
     last_step_at: float | None
@@ -83,6 +87,10 @@ class RunStatus:
     incidents: tuple[Incident, ...]
     nodes: tuple[NodeStatus, ...]
     problems: tuple[str, ...]
+    waits: str = ""
+    """What the run waits for, in words; "" for nothing."""
+    trouble: str = ""
+    """Why its directory cannot be written now, such as a full disk."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; a loss that is no number becomes null."""
@@ -97,8 +105,11 @@ class RunStatus:
         return value
 
 
-def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
-    """Where a run stands. Reads only; never waits longer than a second for each keeper on this machine.
+def read_status(
+    run_dir: RunDir, *, now: float | None = None, ask: Callable[[RunDir], str] | None = None
+) -> RunStatus:
+    """Where a run stands. Reads only; never waits longer than a second for each keeper on this machine. `ask` asks a supervisor
+    that is alive here what the run waits for, where no file may say it.
 
     Raises InputError where the folder is no run directory.
     """
@@ -110,25 +121,35 @@ def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
     status = report.status
     if status == "running" and alive is None and term is not None:
         status = "unknown"
-    last, step_s = newest_step(run_dir, run_dir.attempt_numbers())
-    memory = _memory_step(report, counts) if counts else None
+    last, step_s, of = _newest_step(run_dir, run_dir.attempt_numbers())
+    memory, memory_of = _memory_step(report, counts) if counts else (None, 0)
     disk = next((c for c in report.checkpoints if c.counts), None)
     known = [
         int(r["step"]) for r in report.events if r["kind"] in ("ended", "incident", "status") and "step" in r
     ]
+    told_step = last.step if last is not None else max(known, default=-1)
+    # What is saved of an attempt before the one that stepped last may be what the run was taken back from.
+    saved = [(memory, memory_of), (disk.step, disk.attempt) if disk else (None, 0)]
+    saved_step = max((s for s, attempt in saved if s is not None and attempt >= of), default=-1)
+    supervisor = _supervisor(term, alive)
+    wait = _waits(report)
+    waits = f"waits for a person: {wait['why']}" if wait else ""
+    if ask is not None and status == "running" and supervisor and supervisor.alive and not supervisor.stopped:
+        waits = waits or ask(run_dir)
     told = RunStatus(
         run_dir=str(run_dir.path),
         run_id=report.spec.run_id if report.spec else None,
         now=report.now,
         status=status,
-        why=report.why or (f"waits for a person: {wait['why']}" if (wait := _waits(report)) else ""),
+        why=report.why or waits,
         hint="",
         started=report.started,
         wall_s=report.wall_s,
-        supervisor=_supervisor(term, alive),
+        supervisor=supervisor,
         attempt=report.attempts[-1].number if report.attempts else 0,
         attempts=len(report.attempts),
-        step=last.step if last is not None else max(known, default=-1),
+        step=max(told_step, saved_step),
+        told_step=told_step,
         loss=None if last is None or math.isnan(last.loss) else last.loss,
         step_s=step_s,
         last_step_at=last.time if last is not None else None,
@@ -141,19 +162,33 @@ def read_status(run_dir: RunDir, *, now: float | None = None) -> RunStatus:
         incidents=report.incidents,
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,
+        waits=waits,
+        trouble=_find_trouble(run_dir) if status in ("running", "unknown", "abandoned") else "",
     )
     return replace(told, hint=_hint(told, report))
 
 
 def newest_step(run_dir: RunDir, attempts: Sequence[int]) -> tuple[Step | None, float | None]:
     """The newest step that was received and the mean time of the last steps, from the ends of the newest files."""
+    return _newest_step(run_dir, attempts)[:2]
+
+
+def _newest_step(run_dir: RunDir, attempts: Sequence[int]) -> tuple[Step | None, float | None, int]:
+    """As `newest_step`, and of which attempt it is; of the first one where there is none."""
     for attempt in reversed(attempts):
         steps = _tail(run_dir.steps(attempt))
         if steps:
             first, last = steps[0], steps[-1]
             took = (last.time - first.time) / (last.step - first.step) if last.step > first.step else None
-            return last, took
-    return None, None
+            return last, took, attempt
+    return None, None, 1
+
+
+def _find_trouble(run_dir: RunDir) -> str:
+    try:
+        return find_trouble(run_dir.path)
+    except FileNotFoundError:
+        return ""
 
 
 def _tail(path: Path) -> list[Step]:
@@ -200,11 +235,11 @@ def _processes(spec: RunSpec | None) -> dict[str, Counter[str]] | None:
     return found
 
 
-def _memory_step(report: RunReport, counts: Mapping[str, Counter[str]]) -> int | None:
-    """The newest step that the keepers on this machine hold for every rank; None where there is none."""
+def _memory_step(report: RunReport, counts: Mapping[str, Counter[str]]) -> tuple[int | None, int]:
+    """The newest step that the keepers on this machine hold for every rank, and its attempt; None where there is none."""
     spec = report.spec
     if spec is None or not report.attempts:
-        return None
+        return None, 0
     root = find_root(spec.run_id)
     inventories: dict[str, list[Record]] = {}
     for node, roles in counts.items():
@@ -218,7 +253,7 @@ def _memory_step(report: RunReport, counts: Mapping[str, Counter[str]]) -> int |
         for n, held in inventories.items()
     }
     whole = [c for c in candidates({}, mine, ranks) if len(c["memory"]) == len(ranks)]
-    return int(whole[0]["step"]) if whole else None
+    return (int(whole[0]["step"]), int(whole[0]["attempt"])) if whole else (None, 0)
 
 
 def _inventory(path: Path) -> list[Record]:
@@ -316,6 +351,8 @@ def _hint(s: RunStatus, report: RunReport) -> str:
         )
     if s.status == "running" and (wait := _waits(report)):
         return str(wait["todo"])
+    if s.status in ("running", "unknown") and s.trouble:
+        return f"{s.trouble}. Make it take files again: what waits is written then, and the run goes on by itself."
     if s.status == "unknown" and s.supervisor is not None:
         return (
             f"Ask on {s.supervisor.host}: whether process {s.supervisor.pid} lives cannot be known from here."

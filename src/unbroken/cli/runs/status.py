@@ -16,6 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INCIDENTS = 5
 _NODES = 12
 _AMENDMENTS = 3
+_OLD_S = 5.0
 
 
 @app.command()
@@ -25,12 +26,13 @@ def status(
 ) -> None:
     """Show where a run stands: running or not, step, loss, checkpoints, incidents, nodes, and what to do next.
 
-    Only reads, and works at any moment. Exit codes: 0 told, 3 the folder is no run directory.
+    Only reads, and works at any moment; a supervisor that is alive here is asked what the run waits for. Exit codes: 0 told, 3 the folder is no run directory.
     """
     from ...progress import RunDir
+    from ...recover.ask import ask_waits
     from ...status import read_status
 
-    told = read_status(RunDir(run_dir))
+    told = read_status(RunDir(run_dir), ask=ask_waits)
     print(json.dumps(told.as_json()) if json_out else screen(told))
 
 
@@ -55,7 +57,10 @@ def screen(s: RunStatus) -> str:
         lines.append(("attempt", f"{s.attempt}{of}"))
     lines.append(("started", f"{clock(s.started)} UTC, wall time {seconds_text(s.wall_s)}"))
     if s.step >= 0:
-        parts = [f"{s.step:,}"]
+        newer = s.step > s.told_step
+        parts = [f"{s.step:,} at least, as it is saved" if newer else f"{s.step:,}"]
+        if newer and s.told_step >= 0:
+            parts[0] += f"; the last that is written down: {s.told_step:,}"
         if s.loss is not None:
             parts.append(f"loss {s.loss:.5g}")
         if s.step_s is not None:
@@ -63,7 +68,10 @@ def screen(s: RunStatus) -> str:
                 f"{seconds_text(s.step_s) if s.step_s >= 1 else f'{1000 * s.step_s:.3g} ms'} per step"
             )
         if s.last_step_at is not None:
-            parts.append(f"{seconds_text(max(0.0, s.now - s.last_step_at))} ago")
+            age = max(0.0, s.now - s.last_step_at)
+            parts.append(f"{seconds_text(age)} ago")
+            if why := _find_old(s, age, newer):
+                parts[-1] += f" ({why})"
         lines.append(("last step", ", ".join(parts)))
     else:
         lines.append(("last step", "none yet"))
@@ -73,6 +81,8 @@ def screen(s: RunStatus) -> str:
         lines.append(("amended", amended))
     if size := s.size.describe():
         lines.append(("size", size))
+    if s.trouble:
+        lines.append(("disk", f"{s.trouble}: what is to be written there waits"))
     saved = []
     if s.memory_step is not None:
         saved.append(f"step {s.memory_step:,} in memory")
@@ -99,6 +109,18 @@ def screen(s: RunStatus) -> str:
     elif s.status in ("running", "completed"):
         text += ["", f"`unbroken report {s.run_dir}` writes the whole record."]
     return "\n".join(text)
+
+
+def _find_old(s: RunStatus, age: float, newer: bool) -> str:
+    """Why the last step that is written down may not be the last one, in words; "" where it is."""
+    if s.status == "abandoned":
+        left = any((n.processes or {}).get("rank") for n in s.nodes)
+        return "old: its supervisor is gone, and ranks go on" if left or newer else ""
+    if s.supervisor is not None and s.supervisor.stopped:
+        return "old: its supervisor is stopped"
+    if s.trouble and (newer or age > _OLD_S):
+        return "old: newer ones cannot be written"
+    return ""
 
 
 def _node_lines(nodes: tuple[NodeStatus, ...], names: object) -> list[str]:

@@ -142,7 +142,7 @@ class Supervisor:
                     self._run_dir, self._spec, str(self._cwd), fleet, self._record, recorder, self._view.say, self._changed,
                 )  # fmt: skip
                 await amending.settle_size()
-                desk.amend = amending.take
+                desk.amend, desk.waits = amending.take, recorder.describe_waits
                 term = TermWatch(self._run_dir, self._record, claimed.number, self._clock)
                 self._background.start(term.follow())
                 parts = assemble(

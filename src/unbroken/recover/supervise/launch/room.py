@@ -52,11 +52,18 @@ class RoomWait:
 
     async def wait(self, attempt: Attempt, lack: NoRoom) -> None:
         """Ends the attempt, and returns once its nodes have room, are gone, or a stop was asked for."""
-        self._say(
-            f"attempt {attempt.number} is not started: {lack.message} on {lack.where}; the next one starts as soon as there is room"
-        )
+        why = f"attempt {attempt.number} is not started: {lack.message} on {lack.where}"
+        self._say(f"{why}; the next one starts as soon as there is room")
+        self._recorder.note_wait("room", f"{why}; the next one waits for room")
+        try:
+            await self._wait(attempt, lack, why)
+        finally:
+            self._recorder.note_wait("room", "")
+
+    async def _wait(self, attempt: Attempt, lack: NoRoom, why: str) -> None:
         await self._fencing.end_attempt(attempt, AttemptOutcome("start_failed"))
         await self._recorder.record("ended", attempt=attempt.number, how="no_room", step=attempt.step)
+        await self._recorder.record_soft("waiting", why=why, todo=lack.hint)
         nodes = list(lack.nodes)
         answers: Mapping[str, Message] = {}
         while nodes and not self._stop:

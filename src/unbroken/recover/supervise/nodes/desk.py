@@ -73,6 +73,8 @@ class Desk:
         """The supervisor's own, 0 until it has claimed one."""
         self.amend: Callable[[Message], Awaitable[Message]] | None = None
         """Answers who asks for other arguments, once there is a run to amend."""
+        self.waits: Callable[[], str] = str
+        """What the run waits for, in words, for who asks."""
         self._door = listen(self._serve)
 
     @property
@@ -103,6 +105,8 @@ class Desk:
                 }  # fmt: skip
             if op == "clock":
                 return self._fleet.read_clocks()
+            if op == "waits" and node is None:
+                return {"waits": self.waits()}
             if op == "amend" and node is None:
                 if self.amend is None:
                     raise RunError(

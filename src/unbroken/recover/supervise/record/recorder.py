@@ -47,6 +47,17 @@ class Recorder:
         self._flushing: asyncio.Task[None] | None = None
         self._unwritten: list[tuple[str, dict[str, Any]]] = []
         self._incidents: dict[int, Incident] = {}
+        self._waits: dict[str, str] = {}
+
+    def note_wait(self, what: str, why: str) -> None:
+        """Notes what the run waits for, under a name, for who asks the supervisor; "" once it does no more."""
+        self._waits.pop(what, None)
+        if why:
+            self._waits[what] = why
+
+    def describe_waits(self) -> str:
+        """What it waits for now, in words."""
+        return "; ".join(self._waits.values())
 
     async def record(self, kind: str, **fields: Any) -> None:
         """Journals what is about to be acted on; waits while the disk refuses, because nothing may go before.
@@ -63,12 +74,15 @@ class Recorder:
                         self.write_later()
                     if not self._unwritten:
                         self.state.apply(await self._append(kind, fields))
+                        self.note_wait("record", "")
                         return
             except OSError as e:
                 now = self._clock.monotonic()
                 if began is None:
                     began = now
-                    self._say(f"the run's record cannot be written ({e.strerror}); waiting until it can")
+                    why = f"the run's record cannot be written ({e.strerror})"
+                    self._say(f"{why}; waiting until it can")
+                    self.note_wait("record", f"{why}: what comes next waits until it can")
                 if self._stop.first is not None:
                     until = max(self._stop.first + self._grace_s, began + WAIT_LEAST_S)
                     if now > until:

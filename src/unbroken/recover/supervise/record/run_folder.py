@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....progress import RunDir
-from ....units import Bytes
+from ....progress.disk import find_trouble
 from .term import TermWatch
 
 _EVERY_S = 1.0
-_ROOM_LEAST = Bytes("1MiB")
 
 
 @dataclass(frozen=True)
@@ -42,16 +41,11 @@ class RunFolderWatch:
                 return FolderState(lost=f"{path} is another folder now: the run's own was deleted or moved")
             if self._term and not self._run_dir.term(self._term).exists():
                 return FolderState(lost=f"what lay in {path} was deleted")
-            free = os.statvfs(path)
+            return FolderState(trouble=find_trouble(path))
         except FileNotFoundError:
             return FolderState(lost=f"{path} was deleted or moved")
         except OSError as e:
             return FolderState(trouble=f"{path} cannot be reached: {e.strerror}")
-        if free.f_flag & os.ST_RDONLY:
-            return FolderState(trouble=f"{path} is read-only now")
-        if free.f_bavail * free.f_frsize < _ROOM_LEAST:
-            return FolderState(trouble=f"{path} is full")
-        return FolderState()
 
 
 class FolderLoss:
