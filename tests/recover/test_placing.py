@@ -43,6 +43,18 @@ def make_place(tmp_path: Path) -> tuple[CheckpointPlace, RunState]:
     return CheckpointPlace(run_dir, "r1", lambda: state, record, lambda _: None, lambda: False), state
 
 
+def test_a_wait_for_a_place_is_noted_as_long_as_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, _ = make_place(tmp_path)
+    notes: list[tuple[str, str]] = []
+    monkeypatch.setattr(place, "_note_wait", lambda *note: notes.append(note))
+    monkeypatch.setattr(placing, "_RETRY_S", 0.01)
+    answers = iter([refuse, lambda _: "there"])
+    assert asyncio.run(place._patiently(str(tmp_path), lambda s: next(answers)(s))) == "there"
+    assert [bool(why) for _, why in notes] == [True, False] and "input/output error" in notes[0][1]
+
+
 def refuse(*_: object) -> None:
     raise StorageError("input/output error", where="dead")
 

@@ -195,9 +195,12 @@ def test_the_last_step_is_never_below_what_is_saved(made: RunFolder, monkeypatch
     s = read_status(made.run_dir, now=made.now + 6.66)
     assert (s.step, s.told_step, s.memory_step) == (115, 49, 115)
     assert "115 at least, as it is saved; the last that is written down: 49, loss" in screen(s)
+    assert "6.66 s ago (old: nothing newer is written down)" in screen(s)
+    soon = screen(read_status(made.run_dir, now=made.now + 0.1))
+    assert "last step   115, loss" in soon and " at 49, " in soon and "old" not in soon
     supervised_by(made, pid_started=0.0)
     text = screen(read_status(made.run_dir, now=made.now + 6.66))
-    assert "6.66 s ago (old: its supervisor is gone, and ranks go on)" in text
+    assert "6.66 s ago (old: its supervisor is gone)" in text
     keepers_hold(monkeypatch, 115, 0)
     assert read_status(made.run_dir).step == 49, "what it was taken back from is no step of it"
 

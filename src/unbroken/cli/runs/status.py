@@ -58,20 +58,22 @@ def screen(s: RunStatus) -> str:
     lines.append(("started", f"{clock(s.started)} UTC, wall time {seconds_text(s.wall_s)}"))
     if s.step >= 0:
         newer = s.step > s.told_step
-        parts = [f"{s.step:,} at least, as it is saved" if newer else f"{s.step:,}"]
-        if newer and s.told_step >= 0:
+        age = None if s.last_step_at is None else max(0.0, s.now - s.last_step_at)
+        old = _find_old(s, age, newer)
+        parts = [f"{s.step:,}"]
+        # Snapshots are often a moment ahead of what is written down: that is worth a word only where it stays so.
+        if newer and (old or age is None):
+            parts[0] += " at least, as it is saved"
+        if newer and age is not None and old:
             parts[0] += f"; the last that is written down: {s.told_step:,}"
         if s.loss is not None:
-            parts.append(f"loss {s.loss:.5g}")
+            parts.append(f"loss {s.loss:.5g}" + (f" at {s.told_step:,}" if newer and not old else ""))
         if s.step_s is not None:
             parts.append(
                 f"{seconds_text(s.step_s) if s.step_s >= 1 else f'{1000 * s.step_s:.3g} ms'} per step"
             )
-        if s.last_step_at is not None:
-            age = max(0.0, s.now - s.last_step_at)
-            parts.append(f"{seconds_text(age)} ago")
-            if why := _find_old(s, age, newer):
-                parts[-1] += f" ({why})"
+        if age is not None:
+            parts.append(f"{seconds_text(age)} ago" + (f" ({old})" if old else ""))
         lines.append(("last step", ", ".join(parts)))
     else:
         lines.append(("last step", "none yet"))
@@ -111,16 +113,18 @@ def screen(s: RunStatus) -> str:
     return "\n".join(text)
 
 
-def _find_old(s: RunStatus, age: float, newer: bool) -> str:
-    """Why the last step that is written down may not be the last one, in words; "" where it is."""
+def _find_old(s: RunStatus, age: float | None, newer: bool) -> str:
+    """Why the last step that is written down may not be the last one, in words; "" where it is, or none is written."""
+    if age is None:
+        return ""
     if s.status == "abandoned":
         left = any((n.processes or {}).get("rank") for n in s.nodes)
-        return "old: its supervisor is gone, and ranks go on" if left or newer else ""
+        return "old: its supervisor is gone" if left or newer else ""
     if s.supervisor is not None and s.supervisor.stopped:
         return "old: its supervisor is stopped"
     if s.trouble and (newer or age > _OLD_S):
         return "old: newer ones cannot be written"
-    return ""
+    return "old: nothing newer is written down" if newer and age > _OLD_S else ""
 
 
 def _node_lines(nodes: tuple[NodeStatus, ...], names: object) -> list[str]:

@@ -99,7 +99,13 @@ def assemble(
 
     keepers = Keepers(fleet, background)
     place = CheckpointPlace(
-        run_dir, spec.run_id, lambda: recorder.state, recorder.record, view.say, lambda: bool(stop)
+        run_dir,
+        spec.run_id,
+        lambda: recorder.state,
+        recorder.record,
+        view.say,
+        lambda: bool(stop),
+        recorder.note_wait,
     )
     accepting = Accepting(spec, fleet, keepers, recorder, place, view.say, elsewhere)
     fencing = Fencing(run_dir, fleet, recorder, term, stop, view.say, clock)

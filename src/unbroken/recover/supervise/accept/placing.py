@@ -48,9 +48,10 @@ class CheckpointPlace:
         record: Callable[..., Awaitable[None]],
         say: Callable[[str], None],
         giving_up: Callable[[], bool],
+        note_wait: Callable[[str, str], None] = lambda what, why: None,
     ) -> None:
         self._run_dir, self._run_id, self._state = run_dir, run_id, state
-        self._record, self._say, self._giving_up = record, say, giving_up
+        self._record, self._say, self._giving_up, self._note_wait = record, say, giving_up, note_wait
         self.refusal: UnbrokenError | None = None
         self.collided = False
         self._wanted: str | None = None
@@ -280,9 +281,15 @@ class CheckpointPlace:
         tries = 0
         while True:
             try:
-                return await asyncio.to_thread(lambda: ask(open_storage(url)))
+                answer = await asyncio.to_thread(lambda: ask(open_storage(url)))
+                self._note_wait(url, "")
+                return answer
             except (StorageError, OSError) as e:
                 why = e.message if isinstance(e, StorageError) else str(e)
+                self._note_wait(
+                    url,
+                    f"the checkpoints in {url} cannot be reached ({why}): what comes next waits until they can",
+                )
                 if within_s is not None and tries * _RETRY_S >= within_s:
                     raise StorageError(f"the checkpoints cannot be listed: {why}", where=url) from e
                 if self._giving_up():
