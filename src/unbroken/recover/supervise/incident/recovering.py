@@ -233,7 +233,7 @@ class Recovering:
         self._view.stopped(incident, self._run_dir)
         raise RunStopped(
             decision.why, where=f"incident {incident.number} in {self._run_dir.incident(incident.number)}",
-            hint="Fix the cause and give the same command again (another one needs another --run-dir): "
+            hint="Fix the cause and give the same command again, or another one with --amend: "
             "it goes on from the last checkpoint, if one was saved",
         )  # fmt: skip
 
