@@ -179,13 +179,13 @@ class Leftovers:
 def read(folder: str | Path) -> dict[int, GlobalBatch]:
     """Of each step what it was given at last: a step that was made again after a failure counts as made again."""
     newest: dict[int, int] = {}
-    given: dict[int, dict[int, _Line]] = {}
+    given: dict[int, dict[_Line, None]] = {}
     for path in sorted(Path(folder).glob("attempt-*-rank-*.jsonl")):
         for line in lines.read_as(path, _Line):
             if line.attempt > newest.get(line.step, -1):
                 newest[line.step], given[line.step] = line.attempt, {}
             if line.attempt == newest[line.step]:
-                given[line.step][line.rank] = line  # one that was written late may be there twice
+                given[line.step][line] = None  # one that was written late may be there twice
     return {step: _together(step, [*found.values()]) for step, found in sorted(given.items())}
 
 
