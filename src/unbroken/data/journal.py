@@ -186,7 +186,7 @@ def read(folder: str | Path) -> dict[int, GlobalBatch]:
                 newest[line.step], given[line.step] = line.attempt, {}
             if line.attempt == newest[line.step]:
                 given[line.step][line] = None  # one that was written late may be there twice
-    return {step: _together(step, [*found.values()]) for step, found in sorted(given.items())}
+    return {step: _together(step, [*found]) for step, found in sorted(given.items())}
 
 
 def _together(step: int, found: list[_Line]) -> GlobalBatch:
