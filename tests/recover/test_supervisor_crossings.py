@@ -84,6 +84,25 @@ def test_a_node_that_was_given_up_and_is_reached_again_takes_a_place(simulate: S
     simulate(act, 8, spares=1)
 
 
+def test_a_lost_node_that_is_back_first_takes_its_own_place_and_no_other(simulate: Simulate) -> None:
+    """Two were lost, and no spare is left: the second one came back first, took the place of the first, and kept its own."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 9)
+        for name in ("node-00003", "node-00005"):
+            run.faults.lose(name, proven=True)
+        run.faults.return_node("node-00005")
+        await run.until(lambda: len(run.journal("lost")) == 2)
+        await sleep_until(run, run.loop.time() + 30)
+        assert len(run.journal("attempt")) == 1, "one node is missing"
+        run.faults.return_node("node-00003")
+        run.hardware.given["node-00003"] = None
+        await run.until(lambda: run.journal("resumed"))
+        assert run.journal("attempt")[-1]["slots"] == run.journal("attempt")[0]["slots"]
+
+    simulate(act, 8)
+
+
 # --- a supervisor that takes over
 
 

@@ -338,16 +338,19 @@ class Launching:
             await self._replacing.take_back(self._spec.policy.shrink_after)
         self._is_new = False
         free = self._fleet.find_free(before, {*state.lost, *state.cordoned})
-        found: list[str | None] = []
+        found: list[str | None] = [old if self._is_fit(old) else None for old in before]
         until: float | None = None
-        for slot, old in enumerate(before):
-            if self._is_fit(old):
-                found.append(old)
+        empty = [slot for slot, node in enumerate(found) if node is None]
+        # Those that may have their own node again come first: others may have to wait for long.
+        for slot in sorted(empty, key=lambda s: not self._replacing.can_return(before[s])):
+            old = before[slot]
+            if self._is_fit(old):  # it has come meanwhile
+                found[slot] = old
                 continue
             if free:
                 new: str | None = free.pop(0)
             else:
-                left = sum(n is not None for n in found) + sum(self._is_fit(n) for n in before[slot + 1 :])
+                left = sum(n is not None for n in found)
                 enough = choose_size(left, self._spec.node_counts) > 0
                 if not enough and self._spec.min_nodes:
                     self._view.say(
@@ -355,7 +358,7 @@ class Launching:
                     )
                 if until is None:
                     until = self._clock.monotonic() + self._spec.policy.shrink_after
-                new = await self._replacing.find(old, until if enough else None)
+                new = await self._replacing.find(old, before, until if enough else None)
                 if new is None:
                     return None
                 if not new and not enough:
@@ -363,7 +366,7 @@ class Launching:
                         f"no node is left to take the place of {old}", where=str(self._run_dir.path),
                         hint="Give the run more --spares, or wait until the node is repaired, and use the same command",
                     )  # fmt: skip
-            found.append(new or None)
+            found[slot] = new or None
             if new and new != old:
                 await self._recorder.record("replaced", slot=slot, old=old, new=new)
                 self._view.say(f"{new} takes the place of {old}")

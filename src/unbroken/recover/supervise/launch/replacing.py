@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from ....errors import RunError
@@ -49,15 +49,16 @@ class Replacing:
 
     # --- at a restart
 
-    async def find(self, old: str, until: float | None = None) -> str | None:
+    async def find(self, old: str, slots: Collection[str], until: float | None = None) -> str | None:
         """A suspect, the same node started again, or another one that the cluster gives. "" where there is none, or none by
-        `until` (monotonic; None: however long it takes), None where a stop was asked for meanwhile."""
+        `until` (monotonic; None: however long it takes), None where a stop was asked for meanwhile. The nodes of the other `slots`
+        have places of their own."""
         if (suspect := await self._suspects.give_one_back()) is not None:
             return suspect
         # Also one that was given up earlier: its link was cut for a moment, or its agent hardly ran, and it can be reached.
-        given_up = [n for n in self._fleet.nodes if n in self._state.lost and n != old]
+        given_up = [n for n in self._fleet.nodes if n in self._state.lost and n not in slots]
         for name in [old, *given_up]:
-            if self._can_return(name) and await self._return(name, until):
+            if self.can_return(name) and await self._return(name, until):
                 await self._recorder.record("returned", node=name)
                 self._say(f"no spare is left; {name} was started again, without its memory")
                 return name
@@ -109,7 +110,8 @@ class Replacing:
             for task in tasks:
                 task.cancel()
 
-    def _can_return(self, name: str) -> bool:
+    def can_return(self, name: str) -> bool:
+        """Whether an agent may be started again on this node."""
         node = self._fleet.nodes[name]
         reached = node.usable and not node.unreachable
         return reached and node.preempted is None and name not in self._state.cordoned
@@ -197,14 +199,14 @@ class Replacing:
         for name in list(lost):
             node = self._fleet.nodes[name]
             again = node.returned or node.state in ("down", "starting")
-            if name in up or (again and self._can_return(name)):
+            if name in up or (again and self.can_return(name)):
                 await self._try_to_bring_in(name)
 
     async def _bring_in_late(self) -> None:
         """Brings in those that were given and have not come up yet, unless they were lost, or taken in, meanwhile."""
         for name in [n for n in self._late if n in self._state.lost or n in self._state.slots]:
             del self._late[name]
-        for name in [n for n in self._late if self._can_return(n)]:
+        for name in [n for n in self._late if self.can_return(n)]:
             if await self._try_to_bring_in(name):
                 del self._late[name]
 
