@@ -66,7 +66,9 @@ def test_a_run_directory_that_goes_is_noticed_and_what_is_in_memory_is_saved(
     step = run.until_step(12)
     faults = run.faults
     if how == "deleted":
-        shutil.rmtree(run.run_dir.path)
+        # From one moment to the next: what is written meanwhile would keep a folder from being removed.
+        run.run_dir.path.rename(gone := run.folder / "gone")
+        shutil.rmtree(gone, ignore_errors=True)
     else:
         run.run_dir.path.rename(run.folder / "moved")
         run.run_dir.path.mkdir()
