@@ -107,3 +107,55 @@ def test_lines_of_a_rank_that_was_killed_before_there_was_room_are_written_by_th
     found = read(data)
     assert sorted(found) == [*range(1, 133)]
     assert all(found[s].whole and found[s].digest == 14 for s in range(1, 131)), "each line counts once"
+
+
+def test_micro_batches_journals_and_a_second_death_lose_no_line(
+    journal_of: Callable[[int], Journal], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has two lines, a script two journals, and whoever writes what was left is killed at it."""
+    append, write = lines.Appender.append, journal_module.Leftovers._write
+    folders = [tmp_path / "data", tmp_path / "other"]
+
+    def half(folder: Path, after: int) -> Any:
+        room = [after]
+
+        def full(self: lines.Appender, *args: Any, **kwargs: Any) -> Any:
+            if self.path.parent == folder:
+                room[0] -= 1
+                if room[0] < 0:
+                    raise OSError(28, "No space left on device")
+            return append(self, *args, **kwargs)
+
+        return full
+
+    def micro(step: int, n: int) -> BatchRecord:
+        return BatchRecord(step, 0, ((8 * step + 4 * n, 8 * step + 4 * n + 4),), 0, 1, 7)
+
+    first = [journal_of(1), Journal(folders[1])]
+    with monkeypatch.context() as m:
+        m.setattr(lines.Appender, "append", half(folders[0], 1))
+        for n in (0, 1):
+            first[0](micro(1, n))  # one of its two lines finds room
+            first[1](micro(1, n))
+    second = [journal_of(2), Journal(folders[1])]
+
+    def killed(self: journal_module.Leftovers, path: Path, attempt: int, rank: int) -> None:
+        monkeypatch.setattr(lines, "records", die)
+        write(self, path, attempt, rank)
+
+    def die(path: Path) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        m.setattr(journal_module.Leftovers, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            second[0](micro(2, 0))
+        second[1](micro(2, 0))
+    monkeypatch.undo()
+    monkeypatch.setenv("UNBROKEN_PAGE", str(tmp_path / "memory" / "rank-0.page"))
+    third = journal_of(3)
+    third(micro(3, 0))
+    for folder, steps in zip(folders, ([1, 2, 3], [1, 2]), strict=True):
+        found = read(folder)
+        assert sorted(found) == steps and found[1].samples == ((8, 16),) and found[1].digest == 14
+    assert [*(tmp_path / "memory").glob("data.*")] == []

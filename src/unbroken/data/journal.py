@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..journal import lines
+from ..journal.checksummed import digest
 from ..progress import RunDir, attach
 from .position import Ranges, normalize
 
@@ -83,7 +84,7 @@ class Journal:
         self._file: lines.Appender | None = None
         self._late: deque[BatchRecord] = deque(maxlen=_KEPT)
         page = os.environ.get("UNBROKEN_PAGE") if run.active else None
-        self._left = Leftovers(Path(page).parent, run.attempt) if page else None
+        self._left = Leftovers(self._folder, Path(page).parent, run.attempt) if page else None
         self._told = False
 
     def __call__(self, record: BatchRecord) -> None:
@@ -96,7 +97,7 @@ class Journal:
                 self._file.append({"attempt": self._number, **self._late[0].as_json()})
                 self._late.popleft()
             if self._left is not None and not self._late:
-                self._left.settle(self._folder)
+                self._left.settle()
         except OSError as e:
             if not self._told:
                 _log.warning(
@@ -123,8 +124,10 @@ class Journal:
 class Leftovers:
     """Lines that wait for room, in files in the node's memory: of this process, and of ranks that were killed before they had room."""
 
-    def __init__(self, memory: Path, attempt: int) -> None:
-        self._memory, self._attempt = memory, attempt
+    def __init__(self, folder: Path, memory: Path, attempt: int) -> None:
+        self._folder, self._memory, self._attempt = folder, memory, attempt
+        # A script may have several journals, with a folder each.
+        self._stem = f"data.{digest(str(folder.absolute()).encode())}.a"
         self._kept = 0
         self._file: lines.Appender | None = None
         self._others = True
@@ -134,12 +137,14 @@ class Leftovers:
         """Keeps a line for whoever comes after this process."""
         with contextlib.suppress(OSError):  # memory is full too
             if self._file is None:
-                self._file = lines.Appender(self._memory / f"data.a{self._attempt:04d}-{rank:05d}.jsonl")
+                self._file = lines.Appender(
+                    self._memory / f"{self._stem}{self._attempt:04d}-{rank:05d}.jsonl"
+                )
             if self._kept < _KEPT:
                 self._file.append(line)
                 self._kept += 1
 
-    def settle(self, folder: Path) -> None:
+    def settle(self) -> None:
         """All lines of this process are written: drops what was kept of them, and writes what others have left. Raises OSError."""
         if self._file is not None:
             self._file.close()
@@ -147,27 +152,28 @@ class Leftovers:
             self._file, self._kept = None, 0
         if not self._others:
             return
-        for path in sorted(self._memory.glob("data.a*-*.jsonl")):
-            attempt, rank = (int(x) for x in path.stem.removeprefix("data.a").split("-"))
-            if attempt < self._attempt:
-                self._write(path, folder, attempt, rank)
+        for path in sorted(self._memory.glob(f"{self._stem}*.jsonl")):
+            # attempt, rank, and the attempt whose rank had taken it: killed as well, it may not have come to its end.
+            attempt, rank, *taken = (int(x) for x in path.stem.removeprefix(self._stem).split("-"))
+            if max([attempt, *taken]) < self._attempt:
+                self._write(path, attempt, rank)
         self._others = False
 
-    def _write(self, path: Path, folder: Path, attempt: int, rank: int) -> None:
-        taken = path.with_suffix(f".{os.getpid()}")
+    def _write(self, path: Path, attempt: int, rank: int) -> None:
+        taken = path.with_name(f"{self._stem}{attempt:04d}-{rank:05d}-{self._attempt:04d}.jsonl")
         try:
             path.rename(taken)  # the node's other ranks look, too
         except FileNotFoundError:
             return
         try:
             stem = f"attempt-{attempt:04d}-rank-{rank:05d}"
-            there = {r.get("step") for f in folder.glob(f"{stem}*.jsonl") for r in lines.records(f)}
-            late = [r for r in lines.records(taken) if r.get("step") not in there]
+            there = {lines.encode(r) for f in self._folder.glob(f"{stem}*.jsonl") for r in lines.records(f)}
+            late = [r for r in lines.records(taken) if lines.encode(r) not in there]
             if late:
-                file = lines.Appender(folder / f"{stem}-late.jsonl")
+                file = lines.Appender(self._folder / f"{stem}-late.jsonl")
                 try:
                     for record in late:
-                        file.append({k: v for k, v in record.items() if k != "sum"})
+                        file.append(record)
                 finally:
                     file.close()
         except OSError:

@@ -252,7 +252,7 @@ async def _keep(follow: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await follow()
         except Exception:  # noqa: BLE001  whatever it is, to stop watching is worse
-            _log.exception("what Slurm does is followed from anew")
+            _log.exception("what Slurm reports could not be read; it is read again")
         await asyncio.sleep(_AGAIN_S)
 
 

@@ -93,7 +93,7 @@ class Fleet:
                     self._note_change()
                 return
             except Exception:  # noqa: BLE001  who follows no more would never hear of a lost node
-                _log.exception("what the cluster reports is followed from anew")
+                _log.exception("what the cluster reports could not be read; it is read again")
                 await asyncio.sleep(_SCAN_S)
 
     def _note_change(self) -> None:
