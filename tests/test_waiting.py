@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
 import unbroken
-from unbroken.waiting import run_beside, wait_within
+from unbroken.waiting import keep_following, run_beside, wait_within
 
 
 def test_what_is_done_in_time_is_given() -> None:
 
     async def scenario() -> None:
         assert await wait_within(asyncio.sleep(0, "done"), 5) == "done"
+
+    asyncio.run(scenario())
+
+
+def test_following_begins_again_after_an_error_and_ends_when_there_is_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left = [None, ValueError("torn"), OSError("away")]
+
+    async def follow() -> None:
+        if (error := left.pop()) is not None:
+            raise error
+
+    asyncio.run(keep_following(follow, 0.001, logging.getLogger("unbroken.test"), "what it says"))
+    assert (
+        not left
+        and [r.getMessage() for r in caplog.records]
+        == ["what it says could not be read; it is read again"] * 2
+    )
+    assert "torn" in caplog.text and "away" in caplog.text
+
+
+def test_following_ends_where_it_is_cancelled() -> None:
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(
+            keep_following(asyncio.Event().wait, 0.001, logging.getLogger("unbroken.test"), "")
+        )
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     asyncio.run(scenario())
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,6 +18,21 @@ async def wait_within(what: Awaitable[T], seconds: float | None) -> T:
     """
     async with asyncio.timeout(seconds):
         return await what
+
+
+async def keep_following(
+    follow: Callable[[], Awaitable[None]], again_s: float, log: logging.Logger, what: str
+) -> None:
+    """Follows until that returns; begins again `again_s` seconds after an error, which `log` says of `what`.
+
+    Without a word, whoever relies on it would never hear of anything again: whatever the error is, to stop is worse.
+    """
+    while True:
+        try:
+            return await follow()
+        except Exception:
+            log.exception("%s could not be read; it is read again", what)
+        await asyncio.sleep(again_s)
 
 
 async def run_beside(work: Coroutine[Any, Any, T], *watches: Coroutine[Any, Any, None]) -> T:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from unbroken.recover.node.ranks.kernel_log import killed_for_memory
+from unbroken.recover.node.ranks import kernel_log
+from unbroken.recover.node.ranks.kernel_log import KernelLog
 
 LINES = {
     "6,1,100,-;Out of memory: Killed process 4242 (python) total-vm:1kB, anon-rss:1kB": True,
@@ -15,15 +17,66 @@ LINES = {
     "6,1,100,-;Out of memory: Killed process 42421 (python)": False,
     "6,1,100,-;python[4242]: segfault at 0 ip 0": False,
 }  # fmt: skip
+KILLED = next(iter(LINES)) + "\n"
+
+
+@pytest.fixture
+def kmsg(tmp_path: Path) -> Path:
+    path = tmp_path / "kmsg"
+    path.write_text("6,0,1,-;Linux version 6\n")
+    return path
+
+
+def say(kmsg: Path, line: str) -> None:
+    with kmsg.open("a") as f:
+        f.write(line)
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_what_a_line_says(tmp_path: Path, line: str) -> None:
-    log = tmp_path / "kmsg"
-    log.write_text(f"6,0,1,-;Linux version 6\n{line}\n")
-    assert killed_for_memory(4242, str(log)) is LINES[line]
+def test_what_a_line_says(kmsg: Path, line: str) -> None:
+    log = KernelLog(str(kmsg), host_pids=True)
+    assert log.has_killed(4242) is False
+    say(kmsg, f"{line}\n")
+    assert log.has_killed(4242) is LINES[line]
+    assert log.has_killed(4242) is LINES[line], "asked again"
+
+
+def test_what_it_said_before_was_of_another_process_with_that_number(kmsg: Path) -> None:
+    say(kmsg, KILLED)
+    assert KernelLog(str(kmsg), host_pids=True).has_killed(4242) is False
 
 
 def test_a_log_that_cannot_be_read_says_nothing(tmp_path: Path) -> None:
-    assert killed_for_memory(1, str(tmp_path / "none")) is None
-    assert killed_for_memory(1, str(tmp_path)) is None
+    for place in (tmp_path / "none", tmp_path):
+        log = KernelLog(str(place), host_pids=True)
+        assert log.has_killed(1) is None and "cannot be read" in log.why_not
+
+
+def test_numbers_of_a_container_are_not_compared_with_those_of_the_host(kmsg: Path) -> None:
+    log = KernelLog(str(kmsg), host_pids=False)
+    say(kmsg, KILLED)
+    assert log.has_killed(4242) is None and "a container's own" in log.why_not
+
+
+def test_lines_that_were_overwritten_leave_it_open(kmsg: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = KernelLog(str(kmsg), host_pids=True)
+    say(kmsg, KILLED)
+    lost = [BrokenPipeError()]
+    read = os.read
+
+    def torn(fd: int, most: int) -> bytes:
+        if lost:
+            raise lost.pop()
+        return read(fd, most)
+
+    monkeypatch.setattr(kernel_log.os, "read", torn)
+    assert log.has_killed(4242) is True, "this one is there"
+    assert log.has_killed(1) is None, "it may have been among them"
+
+
+def test_its_file_is_closed_with_it(kmsg: Path) -> None:
+    log = KernelLog(str(kmsg), host_pids=True)
+    held = log._log
+    del log
+    with pytest.raises(OSError):
+        os.fstat(held)

@@ -72,13 +72,12 @@ def _ownership() -> Finding:
 
 
 def _kernel_log() -> Finding:
-    from ...recover.node.ranks.kernel_log import killed_for_memory
+    from ...recover.node.ranks.kernel_log import KernelLog
 
-    if killed_for_memory(0) is None:
-        return Finding(
-            "kernel log", False, "/dev/kmsg cannot be read: a kill for memory cannot be told from another"
-        )
-    return Finding("kernel log", True, f"{Path('/dev/kmsg')} can be read: kills for memory are known")
+    log = KernelLog()
+    if log.has_killed(0) is None:
+        return Finding("kernel log", False, f"{log.why_not}: a kill for memory cannot be told from another")
+    return Finding("kernel log", True, "/dev/kmsg can be read: kills for memory are known")
 
 
 def _more() -> list[Finding]:

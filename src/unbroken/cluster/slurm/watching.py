@@ -11,12 +11,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RunError
-from ...waiting import wait_within
+from ...waiting import keep_following, wait_within
 from ..clocks import Moment
 from ..contract import EndingAt, Event, Exited, Lost, PreemptingAt, Returned, Started, Unreachable
 from ..stream import EventStream
@@ -75,8 +75,12 @@ class SlurmWatching:
         """Begins to follow; call it in the event loop. Does nothing the second time."""
         if not self._tasks:
             self._launches.find_running()
-            loops = (_keep(self._follow_launches), _keep(self._follow_job))
-            self._tasks = [asyncio.get_running_loop().create_task(c) for c in loops]
+            self._tasks = [
+                asyncio.get_running_loop().create_task(
+                    keep_following(f, _AGAIN_S, _log, "what Slurm reports")
+                )
+                for f in (self._follow_launches, self._follow_job)
+            ]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -244,16 +248,6 @@ class SlurmWatching:
             node = self._elsewhere.pop(name)
             if not self._launches.was_here(name) and not self.watched.get(node, NodeView()).lost:
                 self._stream.publish(Exited(now, node, name))
-
-
-async def _keep(follow: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Begins again where following ends by an error of ours: without a word the run would never hear of a lost node again."""
-    while True:
-        try:
-            await follow()
-        except Exception:  # noqa: BLE001  whatever it is, to stop watching is worse
-            _log.exception("what Slurm reports could not be read; it is read again")
-        await asyncio.sleep(_AGAIN_S)
 
 
 def _why_lost(name: str, job: JobRecord | None, node: NodeRecord | None) -> str:

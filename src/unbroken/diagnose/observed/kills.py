@@ -51,7 +51,10 @@ def with_kill(verdict: Verdict, facts: Facts) -> Verdict:
             0.5,
         )
     elif first.oom is None:
-        kernel, sure = "the kernel's log cannot be read: it may have been killed for memory", 0.5
+        kernel, sure = (
+            "the kernel's log cannot be read, or not from within its container: it may have been killed for memory",
+            0.5,
+        )
     else:
         kernel, sure = "no out-of-memory kill in the kernel's log", 0.9
     if verdict.faulty is None or verdict.faulty.rank is None:

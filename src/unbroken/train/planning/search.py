@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -34,31 +33,43 @@ class Estimate:
 
 def estimate(plan: PlanConfig, gpus: int, work: TrainingWorkload, hw: Hardware) -> Estimate:
     """What a plan needs and takes. Raises UsageError where it does not divide, or does not fit, saying by how much."""
+    layout, fullest = _lay_out(plan, gpus, work)
+    if fullest.total > hw.memory * hw.usable:
+        raise _refuse(fullest, hw)
+    return _estimate(layout, fullest, plan, gpus, work, hw)
+
+
+def _lay_out(plan: PlanConfig, gpus: int, work: TrainingWorkload) -> tuple[ParallelLayout, Held]:
+    """Where a plan puts what, and what its fullest GPU holds. Raises UsageError where it does not divide."""
     layout = lay_out(plan, gpus)
     check_model(layout, work.model, work.seq)
     data = DataConfig(seq=work.seq, global_batch=work.global_batch, micro_batch=work.micro_batch)
     n = micro_batches(layout, data, plan.schedule)
-    fullest = max(
-        (
-            step_bytes(
-                layout, layout.coordinate(i * layout.world // layout.pipeline), work.model, plan, seq=work.seq,
-                micro_batch=work.micro_batch, micro_batches=n,
-            )
-            for i in range(layout.pipeline)
-        ),
-        key=lambda h: h.total,
+    stages = (
+        step_bytes(
+            layout, layout.coordinate(i * layout.world // layout.pipeline), work.model, plan, seq=work.seq,
+            micro_batch=work.micro_batch, micro_batches=n,
+        )
+        for i in range(layout.pipeline)
     )  # fmt: skip
-    room = hw.memory * hw.usable
-    if fullest.total > room:
-        parts = ", ".join(
-            f"{name} {getattr(fullest, name) / 1e9:.1f} GB"
-            for name in ("parameters", "gradients", "optimizer", "activations", "gathered")
-        )
-        raise UsageError(
-            f"the plan needs {fullest.total / 1e9:.1f} GB on its fullest GPU ({parts}), "
-            f"and {room / 1e9:.1f} GB of {Bytes(int(hw.memory))} can be planned with",
-            hint="Share more (--optimizer -1, --parameters), recompute (--recompute full), or a smaller --micro-batch",
-        )
+    return layout, max(stages, key=lambda h: h.total)
+
+
+def _refuse(fullest: Held, hw: Hardware) -> UsageError:
+    parts = ", ".join(
+        f"{name} {getattr(fullest, name) / 1e9:.1f} GB"
+        for name in ("parameters", "gradients", "optimizer", "activations", "gathered")
+    )
+    return UsageError(
+        f"the plan needs {fullest.total / 1e9:.1f} GB on its fullest GPU ({parts}), "
+        f"and {hw.memory * hw.usable / 1e9:.1f} GB of {Bytes(int(hw.memory))} can be planned with",
+        hint="Share more (--optimizer -1, --parameters), recompute (--recompute full), or a smaller --micro-batch",
+    )
+
+
+def _estimate(
+    layout: ParallelLayout, fullest: Held, plan: PlanConfig, gpus: int, work: TrainingWorkload, hw: Hardware
+) -> Estimate:
     step = cost(layout, plan, work, hw)
     rate = work.global_batch * work.seq / gpus / step.seconds
     mfu = rate * flops_per_token(work.model, work.seq) / hw.flops
@@ -74,11 +85,17 @@ def search(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig | N
     nearest: tuple[float, UsageError] | None = None
     for plan in _plans(gpus, work, hw, base or PlanConfig()):
         for micro in [work.micro_batch] if work.micro_batch else (1, 2, 4, 8):
+            tried, needed = replace(work, micro_batch=micro), float("inf")
             try:
-                found.append(estimate(plan, gpus, replace(work, micro_batch=micro), hw))
+                layout, fullest = _lay_out(plan, gpus, tried)
+                if fullest.total <= hw.memory * hw.usable:
+                    found.append(_estimate(layout, fullest, plan, gpus, tried, hw))
+                    continue
+                needed, why = fullest.total, _refuse(fullest, hw)
             except UsageError as e:
-                if nearest is None or _needed(e) < nearest[0]:
-                    nearest = _needed(e), e
+                why = e
+            if nearest is None or needed < nearest[0]:
+                nearest = needed, why
     if not found:
         assert nearest is not None
         raise UsageError(
@@ -86,12 +103,6 @@ def search(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig | N
             hint="More GPUs, or another --global-batch",
         )
     return sorted(found, key=lambda e: (round(e.step.seconds, 6), e.memory.total))
-
-
-def _needed(e: UsageError) -> float:
-    """The memory that a plan lacks room for; infinite where it is refused for something else."""
-    found = re.search(r"\bneeds (\d+(?:\.\d+)?)", e.message)
-    return float(found[1]) if found else float("inf")
 
 
 def _plans(gpus: int, work: TrainingWorkload, hw: Hardware, base: PlanConfig) -> Iterator[PlanConfig]:

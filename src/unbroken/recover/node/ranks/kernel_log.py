@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
+import weakref
 
 _PLACE = "/dev/kmsg"
 _WITHIN_S = 1.0
 _KILLED = re.compile(rb"(?:Out of memory|out of memory).*?Killed process (\d+)|oom-kill:.*?\bpid=(\d+)")
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode that Linux gives the namespace of the host's own process numbers (PROC_PID_INIT_INO), which are those in the log."""
 
 
-def killed_for_memory(pid: int, place: str = _PLACE) -> bool | None:
-    """True where the kernel's log says so of `pid`, False where it says nothing, None where it cannot be read.
+class KernelLog:
+    """The kernel's log from now on: what it said earlier was of other processes, whose numbers are used again."""
 
-    The log is a ring: only what it still holds is known. A number may be used again, rarely while it holds it.
-    """
-    try:
-        log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    until = time.monotonic() + _WITHIN_S
-    try:
+    def __init__(self, place: str = _PLACE, *, host_pids: bool | None = None) -> None:
+        """`host_pids`: whether process numbers here are the host's; None finds out."""
+        self.why_not = ""
+        """Why it tells nothing."""
+        self._killed: set[int] = set()
+        self._log = -1
+        if not (_has_host_pids() if host_pids is None else host_pids):
+            self.why_not = f"process numbers here are a container's own, and {place} has the host's"
+            return
+        try:
+            self._log = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._log)
+            os.lseek(self._log, 0, os.SEEK_END)
+        except OSError as e:
+            self.why_not = f"{place} cannot be read: {e.strerror}"
+
+    def has_killed(self, pid: int) -> bool | None:
+        """Whether a process of this number was killed for memory since this was made; None where that cannot be known."""
+        if not self.why_not:
+            self._read()
+        return True if pid in self._killed else None if self.why_not else False
+
+    def _read(self) -> None:
+        until = time.monotonic() + _WITHIN_S
         while time.monotonic() < until:
             try:
-                record = os.read(log, 8192)
+                record = os.read(self._log, 8192)
             except BlockingIOError:
-                return False
+                return
             except BrokenPipeError:
-                continue  # what was to be read next was overwritten meanwhile
-            except OSError:
-                return None
+                self.why_not = "lines of the kernel's log were overwritten before they were read"
+                continue
+            except OSError as e:
+                self.why_not = f"the kernel's log cannot be read: {e.strerror}"
+                return
             if not record:
-                return False
-            for found in _KILLED.finditer(record):
-                if int(found[1] or found[2]) == pid:
-                    return True
-        return False
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(log)
+                return
+            self._killed.update(int(found[1] or found[2]) for found in _KILLED.finditer(record))
+        self.why_not = f"the kernel's log could not be read to its end in {_WITHIN_S:.0f} s"
+
+
+def _has_host_pids() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return True

@@ -30,7 +30,7 @@ from ..logs.log_follower import LogFollower
 from ..warm.process import RankStart
 from .counters import NodeCounters
 from .flight import ask_for_dump, record_flight, remove_pipes
-from .kernel_log import killed_for_memory
+from .kernel_log import KernelLog
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -118,9 +118,15 @@ class RankProcess:
     """A launched rank. `killed_by_agent` says that we ended it ourselves, so that its end explains nothing."""
 
     def __init__(
-        self, process: Process, start: RankStart, follow_log: bool, counters: NodeCounters | None = None
+        self,
+        process: Process,
+        start: RankStart,
+        follow_log: bool,
+        counters: NodeCounters | None = None,
+        kernel_log: KernelLog | None = None,
     ) -> None:
-        """`prepare_files` was called for this start. `counters` are those of the node's GPUs."""
+        """`prepare_files` was called for this start. `counters` are those of the node's GPUs, `kernel_log` is from before the process
+        was started."""
         self._process, self.rank, self.attempt = process, start.rank, start.attempt
         self._page = PageReader(Path(start.env["UNBROKEN_PAGE"]))
         self._env = start.env
@@ -134,6 +140,7 @@ class RankProcess:
         self._sign: tuple[int, int] | None = None
         self._log = LogFollower(start.log, enabled=follow_log)
         self._oom: bool | None = None
+        self._kernel_log = kernel_log or KernelLog()
         self._cpu = 0.0
         self._cpu_at = 0.0
         self._busy_count = 0
@@ -198,7 +205,7 @@ class RankProcess:
             else:
                 self._ended_at = time.time()
                 self._oom = (
-                    killed_for_memory(self.pid)
+                    self._kernel_log.has_killed(self.pid)
                     if code == -signal.SIGKILL and not self.killed_by_agent
                     else None
                 )

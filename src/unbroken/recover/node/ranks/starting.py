@@ -18,6 +18,7 @@ from ..warm.imports import check_lines
 from ..warm.pool import WarmPool
 from ..warm.process import RankStart
 from .counters import NodeCounters
+from .kernel_log import KernelLog
 from .process import LaunchOrder, RankProcess, as_a_rank, describe_start, prepare_files, run_cold
 
 _WITHOUT_STEPS_S = 600.0
@@ -61,6 +62,7 @@ class Starting:
         if order.cold or order.warm_after is None:
             self._pool.end()
         cold: dict[str, str] = {}
+        kernel_log = KernelLog()
         found = await asyncio.gather(*(self._take(order, r, s) for r, s in starts.items()))
         for (rank, start), process in sorted(zip(starts.items(), found, strict=True), key=_cold_last):
             if isinstance(process, str):
@@ -68,7 +70,7 @@ class Starting:
                 if order.warm_after is not None:
                     start = self._pool.record(order.ranks[rank], start)
                 process = run_cold(start, self._node, self._owner)
-            started(RankProcess(process, start, order.follow_log, self._counters))
+            started(RankProcess(process, start, order.follow_log, self._counters, kernel_log))
         if order.warm_after is not None:
             self._pool.expect(order.warm_after)
             self._due = time.monotonic() + _WITHOUT_STEPS_S + order.warm_after

@@ -33,7 +33,7 @@ from ....cluster.contract import (
 from ....cluster.hello import Hello
 from ....errors import DoesNotFit, RunError
 from ....link.runs import pack
-from ....waiting import wait_within
+from ....waiting import keep_following, wait_within
 from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
@@ -86,15 +86,12 @@ class Fleet:
 
     async def follow_events(self) -> None:
         """Takes each event of the cluster into account, until that is closed."""
-        while True:
-            try:
-                async for event in self._cluster.events():
-                    self._apply(event)
-                    self._note_change()
-                return
-            except Exception:  # noqa: BLE001  who follows no more would never hear of a lost node
-                _log.exception("what the cluster reports could not be read; it is read again")
-                await asyncio.sleep(_SCAN_S)
+        await keep_following(self._follow, _SCAN_S, _log, "what the cluster reports")
+
+    async def _follow(self) -> None:
+        async for event in self._cluster.events():
+            self._apply(event)
+            self._note_change()
 
     def _note_change(self) -> None:
         self._disturbed = True
