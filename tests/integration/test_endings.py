@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from unbroken.recover.node.ranks.kernel_log import KernelLog
+
+from ..support.memory_limit import join, memory_group
 from .conftest import RunUnderTest
 
 pytestmark = [pytest.mark.breakers, pytest.mark.integration]
@@ -147,6 +150,33 @@ def test_what_is_known_of_a_kill_is_said(new_run: NewRun) -> None:
     assert (
         "killed by signal 9; no out-of-memory kill in the kernel's log" in notes or "cannot be read" in notes
     )
+
+
+GROWS = """
+import os, time, unbroken
+run = unbroken.attach(total_steps=20)
+for step in range(1, 21):
+    run.step(step, loss=1.0 / step)
+    if step == 5 and os.environ["RANK"] == "1" and not os.path.exists("limited"):
+        while not os.path.exists("limited"):
+            time.sleep(0.01)
+        held = [b"x" * (1 << 20) for _ in range(500)]
+    time.sleep(0.01)
+"""
+
+
+def test_a_rank_that_the_kernel_kills_for_memory_is_said_to(new_run: NewRun) -> None:
+    if why_not := KernelLog().why_not:
+        pytest.skip(why_not)
+    with memory_group(64 << 20) as group:
+        run = new_run("--nproc", "2", script=GROWS, args=[]).start()
+        run.until_step(5)
+        join(group, run.faults.ranks()[1].pid)
+        (run.folder / "limited").touch()
+        assert run.wait() == 0, run.output
+        (incident,) = run.incidents()
+    assert incident["verdict"]["reason"] == "OutOfMemoryError", incident
+    assert "rank 1 on node-000 ended by SIGKILL (memory ran out, by the kernel's log)" in run.output
 
 
 @pytest.mark.slow
