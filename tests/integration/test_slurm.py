@@ -255,7 +255,7 @@ def test_a_live_run_is_amended_from_the_login_node_that_submitted_it(
         "slurm,poll=500ms",
     ]
     amended = subprocess.run(
-        [*argv, "--", "script.py", "60", "0.05"],
+        [*argv, "--", "script.py", "200", "0.05"],
         cwd=run.folder,
         capture_output=True,
         text=True,
@@ -265,7 +265,7 @@ def test_a_live_run_is_amended_from_the_login_node_that_submitted_it(
     assert amended.returncode == 0, amended.stderr + amended.stdout
     assert len(bed.call("squeue", "-h", "-o", "%i").splitlines()) == 1
     assert run.wait(120) == 0, run.output
-    assert run.attempts() == 2 and "completed at step 60" in run.story()
+    assert run.attempts() == 2 and "completed at step 200" in run.story()
 
 
 def test_an_allocation_that_is_too_small_is_refused_before_anything_starts(

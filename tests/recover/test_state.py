@@ -105,3 +105,17 @@ def test_a_successor_knows_which_nodes_are_unproven() -> None:
     assert fold(doubt, {"kind": "proven", "node": "n"}).unproven == {}
     assert fold(doubt, {"kind": "made_sure", "node": "n"}).unproven == {}
     assert fold({**doubt, "held": None}, {"kind": "proven", "node": "m"}).unproven.keys() == {"n"}
+
+
+def test_a_run_that_is_done_ended_where_its_last_attempt_did() -> None:
+    amended = [
+        {"kind": "attempt", "attempt": 1, "slots": ["a"], "t": 1.0},
+        {"kind": "ended", "attempt": 1, "how": "amended", "step": 62},
+        {"kind": "attempt", "attempt": 2, "slots": ["a"], "t": 2.0},
+    ]
+    assert fold(*amended).step == 62
+    assert fold(*amended, {"kind": "ended", "attempt": 2, "how": "failed", "step": 60}).step == 62
+    assert fold(*amended, {"kind": "ended", "attempt": 2, "how": "completed", "step": 60}).step == 60
+    assert fold(*amended, {"kind": "ended", "attempt": 2, "how": "completed", "step": -1}).step == 62, (
+        "it had nothing left to do"
+    )

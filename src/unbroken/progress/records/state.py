@@ -176,7 +176,11 @@ class RunState:
             elif r.get("how") == "resized":
                 self.growing = True
                 self.grown.append(float(r["t"]))
-            self.step = max(self.step, r.get("step", -1))
+            ended_at = int(r.get("step", -1))
+            # What earlier attempts made beyond the end of the last one does not count: it began again with fewer steps, say.
+            self.step = (
+                ended_at if r.get("how") == "completed" and ended_at >= 0 else max(self.step, ended_at)
+            )
         elif kind == "restored":
             self.asked.add(int(r["attempt"]))
             self.restored = (int(r["attempt"]), r.get("of"), r.get("step"))
