@@ -55,6 +55,30 @@ def cgroup_headroom(proc: Path = PROC, mounted: Path = CGROUPS) -> int | None:
     )
 
 
+def find_kill_count(pid: int, processes: Path = Path("/proc"), mounted: Path = CGROUPS) -> Path | None:
+    """The file in which the kernel counts what it kills for memory in this process's cgroup; None where there is none.
+
+    Source: Documentation/admin-guide/cgroup-v2.rst (`oom_kill` of memory.events), and of version 1 memory.oom_control.
+    """
+    for here, root, v2 in _memory_groups(processes / str(pid) / "cgroup", mounted):
+        # Version 2 has it where the controller is on, and counts what lies below too.
+        for level in [here, *here.parents] if v2 else [here]:
+            found = level / ("memory.events" if v2 else "memory.oom_control")
+            if read_kill_count(found) is not None:
+                return found
+            if level == root:
+                break
+    return None
+
+
+def read_kill_count(path: Path) -> int | None:
+    """How many processes were killed, by the file of `find_kill_count`; None where it does not say."""
+    try:
+        return next(int(x.split()[1]) for x in path.read_text().splitlines() if x.split()[:1] == ["oom_kill"])
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+
+
 def meminfo(key: str) -> int | None:
     """Bytes of a line of /proc/meminfo; None if it is not there."""
     try:
@@ -68,6 +92,18 @@ def meminfo(key: str) -> int | None:
 
 def _limits(proc: Path, mounted: Path) -> Iterator[tuple[int, int | None, int]]:
     """(limit, used, of which page cache) of each cgroup above this process that has a memory limit."""
+    for here, root, v2 in _memory_groups(proc, mounted):
+        names = ("memory.max", "memory.current") if v2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        for level in [here, *here.parents]:
+            limit = _number(level / names[0])
+            if limit is not None and limit < 2**60:
+                yield limit, _number(level / names[1]), _reclaimable(level / "memory.stat")
+            if level == root:
+                break
+
+
+def _memory_groups(proc: Path, mounted: Path) -> Iterator[tuple[Path, Path, bool]]:
+    """(folder, the tree's root, whether it is version 2) of a process's cgroup in each tree that may account memory."""
     try:
         lines = proc.read_text().splitlines()
     except OSError:
@@ -75,18 +111,9 @@ def _limits(proc: Path, mounted: Path) -> Iterator[tuple[int, int | None, int]]:
     for line in lines:
         number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
         if number == "0" and not controllers:
-            folder, names = mounted, ("memory.max", "memory.current")
+            yield mounted / path.lstrip("/"), mounted, True
         elif "memory" in controllers.split(","):
-            folder, names = mounted / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        here = folder / path.lstrip("/")
-        for level in [here, *here.parents]:
-            limit = _number(level / names[0])
-            if limit is not None and limit < 2**60:
-                yield limit, _number(level / names[1]), _reclaimable(level / "memory.stat")
-            if level == folder:
-                break
+            yield mounted / "memory" / path.lstrip("/"), mounted / "memory", False
 
 
 def _number(path: Path) -> int | None:

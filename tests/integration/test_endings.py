@@ -176,7 +176,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_said_to(new_run: NewRun) -> 
         assert run.wait() == 0, run.output
         (incident,) = run.incidents()
     assert incident["verdict"]["reason"] == "OutOfMemoryError", incident
-    assert "rank 1 on node-000 ended by SIGKILL (memory ran out, by the kernel's log)" in run.output
+    assert "rank 1 on node-000 ended by SIGKILL (memory ran out, says the kernel)" in run.output
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from unbroken.recover.node.ranks.kernel_log import KernelLog
+from unbroken.recover.node.ranks.memory_kills import MemoryKills
 from unbroken.recover.node.ranks.process import as_a_rank
 
 from ..support.memory_limit import join, memory_group
@@ -112,3 +114,34 @@ sys.exit(main())
         assert keepers
     finally:
         run.end()
+
+
+@pytest.mark.parametrize("log", ["read", "of a container", "not readable"])
+@pytest.mark.parametrize("how", ["by the kernel", "by somebody"])
+def test_who_killed_a_rank(how: str, log: str, tmp_path: Path) -> None:
+    place, host_pids = (
+        ("/dev/kmsg", log == "read") if log != "not readable" else (str(tmp_path / "none"), True)
+    )
+    kernel_log = KernelLog(place, host_pids=host_pids)
+    if log == "read" and (why_not := KernelLog().why_not):
+        pytest.skip(why_not)
+    with memory_group(48 << 20) as group:
+        code = f"input()\n{_EATS}" if how == "by the kernel" else "input()"
+        rank = subprocess.Popen(
+            [sys.executable, "-c", code], preexec_fn=lambda: join(group), stdin=subprocess.PIPE
+        )
+        try:
+            kills = MemoryKills(rank.pid, kernel_log)
+            for now in (0.0, 0.5, 1.0, 2.0):
+                kills.look(now)
+            if how == "by the kernel":
+                rank.communicate(b"\n")
+            else:
+                rank.kill()
+            assert rank.wait() == -signal.SIGKILL
+            kills.look(3.0)  # before its end was seen
+            expected = {"by the kernel": True, "by somebody": False if log == "read" else None}[how]
+            assert kills.was_killed() is expected
+        finally:
+            rank.kill()
+            rank.wait()

@@ -24,7 +24,7 @@ class RankExit:
     the signal ourselves (tear-down), so that it explains nothing.
 
     It ended between `earliest` and `latest`, on that same clock: an agent looks now and then, by a clock of its own.
-    None is `time` itself. `oom`: whether the kernel's log says that memory ran out; None where it cannot be read.
+    None is `time` itself. `oom`: whether the kernel says that memory ran out; None where nothing tells.
     """
 
     rank: int

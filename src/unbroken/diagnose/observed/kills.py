@@ -34,12 +34,12 @@ def describe_end(end: RankExit) -> str:
     if not end.signal and end.died_of:
         how += f" (128 + {signal_name(end.died_of)})"
     if end.oom:
-        how += " (memory ran out, by the kernel's log)"
+        how += " (memory ran out, says the kernel)"
     return f"rank {end.rank} on {end.node} ended by {how}"
 
 
 def with_kill(verdict: Verdict, facts: Facts) -> Verdict:
-    """The verdict of a kill that nothing explains, with what is known of it: the signal, and what the kernel's log says."""
+    """The verdict of a kill that nothing explains, with what is known of it: the signal, and what the kernel says."""
     first = first_end(facts, verdict)
     if first is None or not killed_from_outside(facts, verdict):
         return verdict

@@ -176,7 +176,7 @@ class Faults:
         signal: int | None = None,
         oom: bool | None = None,
     ) -> None:
-        """A rank's process ends by itself, or is ended by a signal; `oom`: whether the kernel's log says that memory ran out."""
+        """A rank's process ends by itself, or is ended by a signal; `oom`: whether the kernel says that memory ran out."""
         self._agent(name).end_rank(rank, code, signal, oom=oom)
 
     def hang_rank(self, name: str, rank: int, look: ProcessInfo | None = None) -> None:

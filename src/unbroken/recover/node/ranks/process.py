@@ -31,6 +31,7 @@ from ..warm.process import RankStart
 from .counters import NodeCounters
 from .flight import ask_for_dump, record_flight, remove_pipes
 from .kernel_log import KernelLog
+from .memory_kills import MemoryKills
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -140,7 +141,7 @@ class RankProcess:
         self._sign: tuple[int, int] | None = None
         self._log = LogFollower(start.log, enabled=follow_log)
         self._oom: bool | None = None
-        self._kernel_log = kernel_log or KernelLog()
+        self._memory_kills = MemoryKills(process.pid, kernel_log or KernelLog())
         self._cpu = 0.0
         self._cpu_at = 0.0
         self._busy_count = 0
@@ -205,7 +206,7 @@ class RankProcess:
             else:
                 self._ended_at = time.time()
                 self._oom = (
-                    self._kernel_log.has_killed(self.pid)
+                    self._memory_kills.was_killed()
                     if code == -signal.SIGKILL and not self.killed_by_agent
                     else None
                 )
@@ -248,6 +249,8 @@ class RankProcess:
 
         `final` says that the rank is gone: then the end of its log is read, whatever lies before.
         """
+        if not final:
+            self._memory_kills.look(now)
         progress = self._page.read()
         records = self._page.take()
         source = "page"
