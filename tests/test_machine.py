@@ -69,6 +69,7 @@ def test_kills_for_memory_are_counted_where_the_controller_is_on(tmp_path: Path)
     container = process(9, "0::/\n")
     (tmp_path / "cg" / "memory.events").write_text("oom_kill 5\n")
     assert find(container) == tmp_path / "cg" / "memory.events", "its own root, as a container sees it"
+    assert find(process(11, "0::/../ranks\n")) is None, "of another container of the pod"
     v1 = tmp_path / "cg" / "memory" / "job"
     v1.mkdir(parents=True)
     old = process(10, "4:memory:/job\n0::/\n")

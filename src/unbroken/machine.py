@@ -61,6 +61,8 @@ def find_kill_count(pid: int, processes: Path = Path("/proc"), mounted: Path = C
     Source: Documentation/admin-guide/cgroup-v2.rst (`oom_kill` of memory.events), and of version 1 memory.oom_control.
     """
     for here, root, v2 in _memory_groups(processes / str(pid) / "cgroup", mounted):
+        if ".." in here.parts:
+            continue  # another container's, of which nothing is mounted here
         # Version 2 has it where the controller is on, and counts what lies below too.
         for level in [here, *here.parents] if v2 else [here]:
             found = level / ("memory.events" if v2 else "memory.oom_control")
