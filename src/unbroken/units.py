@@ -20,6 +20,11 @@ _BYTES = {
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)", re.IGNORECASE | re.ASCII)
 
 
+def plural(count: int, word: str) -> str:
+    """`1 node`, `2,000 nodes`."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 class Duration(float):
     """Seconds. Accepts a number of seconds or text such as '250ms', '90s', '1h30m', '2d'."""
 

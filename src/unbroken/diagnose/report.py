@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ..page.charts.spark import row_of
 from ..page.elements import Markup
-from ..page.shell import plural, render
+from ..page.shell import render
 from ..progress.records.verdict import MACHINE_ONLY, Outcome, Verdict
+from ..units import plural
 from ..version import __version__
 from .assist.incident_store_shape import Similar
 from .engine import Diagnosis

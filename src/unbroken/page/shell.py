@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import atomic
 from ..errors import MissingExtra
+from ..units import plural
 from .elements import Markup
 from .palette import variables
 from .terminal import script_json, visible
@@ -82,11 +83,6 @@ def _environment() -> Environment:
     made.filters["capfirst"] = lambda text: text[:1].upper() + text[1:]
     made.filters["plural"] = plural
     return made
-
-
-def plural(count: int, word: str) -> str:
-    """`1 node`, `2,000 nodes`."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def _read(name: str) -> str:

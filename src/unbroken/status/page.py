@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable
 from urllib.parse import quote
 
-from ..page.shell import plural, render
+from ..page.shell import render
 from ..progress.records.incident import Incident
 from ..progress.records.verdict import Root
-from ..units import Bytes
+from ..units import Bytes, plural
 from ..version import __version__
 from .curve import thin
 from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...units import plural
+
 _OPTION = re.compile(r"--?[A-Za-z_]")
 
 
@@ -16,7 +18,9 @@ def describe_amendment(record: Mapping[str, Any]) -> str:
     step = int(record.get("step", -1))
     changes = [describe_difference(record.get("was") or (), record["command"])]
     if had := record.get("had"):
-        changes.append(f"{had[0]} nodes x {had[1]} ranks -> {record['nodes']} x {record['nproc']}")
+        changes.append(
+            f"{plural(had[0], 'node')} x {plural(had[1], 'rank')} -> {record['nodes']} x {record['nproc']}"
+        )
     after = f", after step {step:,}" if step >= 0 else ""
     return f"from attempt {record.get('before', '?')} on{after}: {'; '.join(c for c in changes if c)}"
 

@@ -24,6 +24,7 @@ from ...link.secret import Secret
 from ...link.tls import make_identity
 from ...progress import RunDir, RunSpec, read_spec, write_spec
 from ...progress.records.state import RunState
+from ...units import plural
 from ...waiting import wait_within
 from ..decide.policy import decide_failed_start
 from ..record.folder import FolderRecord
@@ -239,7 +240,9 @@ class Supervisor:
 
     async def _supervise(self, parts: Parts) -> str:
         """Attempt after attempt, until one ends the run."""
-        self._view.say(f"{self._spec.nodes} nodes x {self._spec.nproc} ranks, {self._spec.spares} spares")
+        self._view.say(
+            f"{plural(self._spec.nodes, 'node')} x {plural(self._spec.nproc, 'rank')}, {plural(self._spec.spares, 'spare')}"
+        )
         if words := parts.resizing.describe():
             self._view.say(words)
         self._view.say(parts.fleet.describe())

@@ -17,6 +17,7 @@ from ....errors import RunDirMismatch, RunError
 from ....progress import RunDir, RunSpec, read_spec, write_spec
 from ....progress.records.amendment import describe_difference
 from ....progress.records.state import RunState
+from ....units import plural
 from ...record.base import Record
 from ...wire import Message
 from ..nodes.fleet import Fleet
@@ -70,7 +71,7 @@ class Amending:
         size = (message.get("nodes"), message.get("nproc"))
         if size != (self._spec.nodes, self._spec.nproc):
             raise RunError(
-                f"a run that goes on keeps its {self._spec.nodes} nodes x {self._spec.nproc} ranks",
+                f"a run that goes on keeps its {plural(self._spec.nodes, 'node')} x {plural(self._spec.nproc, 'rank')}",
                 hint="Stop it first (Ctrl-C, or kill -TERM its supervisor), then give the amended command again",
             )
         command = tuple(words)
@@ -101,13 +102,13 @@ class Amending:
             return
         if state.attempt_open or (state.attempt and state.attempt not in state.seals):
             raise RunDirMismatch(
-                f"attempt {state.attempt} with {before[0]} nodes x {before[1]} ranks was not ended properly",
+                f"attempt {state.attempt} with {plural(before[0], 'node')} x {plural(before[1], 'rank')} was not ended properly",
                 where=str(self._run_dir.path),
                 hint=f"Give the command with --nodes {before[0]} --nproc {before[1]} once more and stop it with Ctrl-C: what is "
                 "in memory is saved then; after that it can go on with others",
             )
         self._say(
-            f"from {before[0]} nodes x {before[1]} ranks to {now[0]} x {now[1]}, from its newest checkpoint on disk: {RESIZED}"
+            f"from {plural(before[0], 'node')} x {plural(before[1], 'rank')} to {now[0]} x {now[1]}, from its newest checkpoint on disk: {RESIZED}"
         )
         command = list(self.command)
         await self._note(
