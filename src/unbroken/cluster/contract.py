@@ -21,7 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ..errors import RunError
 from .clocks import Moment
+
+
+class ClusterAway(RunError):
+    """Nothing of the cluster answers now, which may be over in a moment: a run that goes on waits for that."""
+
+
+class NodeRefuses(RunError):
+    """A node lets nobody in, or does not run our program: a run that goes on does so with the others."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +222,7 @@ class Cluster(Protocol):
 
     def check(self, request: Request) -> None:
         """Raises DoesNotFit, UsageError, RunError or MissingExtra where such a request can never be granted here, in words with
-        what to do. Called before anything of a run is written, outside an event loop; it changes nothing, and takes seconds
+        what to do; ClusterAway where nothing answers, NodeRefuses where a node is of no use. Called before anything of a run is written, outside an event loop; it changes nothing, and takes seconds
         at most."""
 
     async def acquire(self, request: Request) -> Allocation:

@@ -9,6 +9,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from typing import TypeVar
 from ..checkpoint.catalogue.placement import CLAIMS, check_folder
 from ..checkpoint.convert.origin import find_origin
 from ..checkpoint.format.manifest import COMMITTED
-from ..cluster.contract import Cluster, Request
+from ..cluster.contract import Cluster, ClusterAway, NodeRefuses, Request
 from ..cluster.local_folder import forget_run, hold_run
 from ..cluster.registry import find_cluster, make_cluster
 from ..errors import (
@@ -70,6 +71,7 @@ _MAKE = {
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _UNASKED = ClusterChoice("")
+_AWAY_AGAIN_S = 5.0
 """No cluster was asked for: it is that of the run, or this machine."""
 
 
@@ -169,9 +171,15 @@ def _open_cluster(run_dir: RunDir, spec: RunSpec) -> Cluster:
     return make_cluster(name, spec.run_id, options, log_of=run_dir.agent_log)
 
 
-def _check_cluster(run_dir: RunDir, wanted: RunSpec, here: Path) -> None:
+def _check_cluster(
+    run_dir: RunDir, wanted: RunSpec, here: Path, *, goes_on: bool, say: Callable[[str], None]
+) -> None:
     """Raises UsageError, InputError, DoesNotFit, RunError where the run cannot have its cluster, or not on it what it asks
-    for, as far as that can be known before anything is written."""
+    for, as far as that can be known before anything is written.
+
+    A run that goes on waits for a cluster that does not answer, as a supervisor does that meets this later: whoever gives up
+    here leaves ranks that may train, and nobody to take them over.
+    """
     old = read_spec(run_dir.spec) if run_dir.spec.exists() else None
     spec = dataclasses.replace(wanted, cluster=_choose_cluster(wanted, old))
     if wanted.ownership == "auto" and old is not None:
@@ -179,7 +187,22 @@ def _check_cluster(run_dir: RunDir, wanted: RunSpec, here: Path) -> None:
     cluster = _open_cluster(run_dir, spec)
     if cluster.socket_folder is not None:
         check_command(wanted.command, here)  # elsewhere the agents look, where the ranks will be
-    cluster.check(Request(wanted.nodes, wanted.spares, wanted.nproc))
+    told = ""
+    while True:
+        try:
+            return cluster.check(Request(wanted.nodes, wanted.spares, wanted.nproc))
+        except ClusterAway as e:
+            if not goes_on:
+                raise
+            if e.message != told:
+                told = e.message
+                say(f"{told}; the run goes on as soon as that is over (Ctrl-C ends the wait)")
+        except NodeRefuses as e:
+            if not goes_on:
+                raise
+            say(f"{e} The run goes on with the others")
+            return None
+        time.sleep(_AWAY_AGAIN_S)
 
 
 def _follow_journal(run_dir: RunDir, record: Record) -> None:
@@ -367,7 +390,7 @@ def run_supervised(
     if run_dir.spec.exists():
         _follow_journal(run_dir, record)
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
-    _check_cluster(run_dir, wanted, here)
+    _check_cluster(run_dir, wanted, here, goes_on=goes_on, say=shown.say)
     if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     _check_host(run_dir, record)

@@ -27,10 +27,12 @@ from ..clocks import Moment
 from ..contract import (
     AgentCommand,
     Allocation,
+    ClusterAway,
     Cordon,
     Event,
     Fenced,
     Lost,
+    NodeRefuses,
     Pending,
     Request,
     Returned,
@@ -119,9 +121,9 @@ class HostsCluster:
             refused = [c for c in bad if c.refused]
             if refused:
                 more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-                raise RunError(f"{refused[0].why}{more}", where=refused[0].host.name, hint=refused[0].hint)
+                raise NodeRefuses(f"{refused[0].why}{more}", where=refused[0].host.name, hint=refused[0].hint)
             if len(self._links) == len(bad):
-                raise RunError(f"no host can be reached: {bad[0].why}", where=bad[0].host.name,
+                raise ClusterAway(f"no host can be reached: {bad[0].why}", where=bad[0].host.name,
                                hint=bad[0].hint or "See whether you can log in there with ssh")  # fmt: skip
         finally:
             await self.close()

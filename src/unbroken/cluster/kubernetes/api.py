@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MissingExtra, RunError, UsageError
+from ..contract import ClusterAway
 from .manifest import Manifest
 from .options import KubernetesOptions
 
 _CALL_S = 20.0
+_UNAVAILABLE = (502, 503, 504)
 _WATCH_S = 240
 _TOKEN_EVERY_S = 300
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -61,8 +63,12 @@ class Refused(RunError):
         self.status, self.reason = status, reason
 
 
-class ApiUnanswered(RunError):
+class ApiUnanswered(ClusterAway):
     """The API cannot be reached, or does not answer."""
+
+
+class ApiUnavailable(Refused, ClusterAway):
+    """What stands before the API answers for it, or it is just starting: HTTP 502 to 504."""
 
 
 def load_library() -> Any:
@@ -288,8 +294,9 @@ class Api:
 
 def read_status(value: Mapping[str, Any], host: str) -> Refused:
     """What the API says in a Status."""
-    return Refused(
-        int(value.get("code") or 500),
+    status = int(value.get("code") or 500)
+    return (ApiUnavailable if status in _UNAVAILABLE else Refused)(
+        status,
         str(value.get("reason") or ""),
         str(value.get("message") or ""),
         where=host,
@@ -308,7 +315,8 @@ def _refusal(status: int, data: bytes, host: str) -> Refused:
         value = json.loads(data)
         if isinstance(value, dict) and value.get("kind") == "Status":
             return read_status({**value, "code": value.get("code") or status}, host)
-    return Refused(status, "", data.decode(errors="replace").strip()[:300], where=host)
+    kind = ApiUnavailable if status in _UNAVAILABLE else Refused
+    return kind(status, "", data.decode(errors="replace").strip()[:300], where=host)
 
 
 def _describe(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...errors import DoesNotFit, RunError, UnbrokenError
 from ..contract import Request
-from .api import DOCS, NEEDED, SEE_NODES, Api, Permission, Refused
+from .api import DOCS, NEEDED, SEE_NODES, Api, ApiUnanswered, ApiUnavailable, Permission, Refused
 from .conditions import Object, read_capacity
 from .manifest import Manifest, make_pod, name_pod
 from .options import KubernetesOptions
@@ -94,6 +94,8 @@ def read_quantity(text: str) -> float:
 
 def explain(error: Refused, api: Api) -> UnbrokenError:
     """A refusal to make a pod, with what to do."""
+    if isinstance(error, ApiUnavailable):
+        return ApiUnanswered(error.message, where=api.host)
     if (quota := read_quota(error)) is not None:
         return quota
     where = f"namespace {api.namespace}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from ....errors import RunError
+from ...contract import ClusterAway
 from .hostlist import join
 from .records import (
     JOB_FORMAT,
@@ -30,6 +32,10 @@ from .records import (
 
 NEEDED = ("srun", "squeue", "scontrol", "scancel")
 _WITHIN_S = 30.0
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out on send/recv|Communication connection failure"
+)
+"""What its commands say where the controller, or the host that it is on, does not answer (slurm_errno.h)."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _OF_A_STEP = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SALLOC_", "SCONTROL_", "PMI_", "PMIX_")
 
@@ -42,8 +48,12 @@ class SlurmRefused(RunError):
         self.said, self.printed = said, printed
 
 
-class NoAnswer(RunError):
+class NoAnswer(ClusterAway):
     """A command of Slurm that did not end within its deadline: its controller is busy or gone."""
+
+
+class NotReached(SlurmRefused, ClusterAway):
+    """A command of Slurm that found no controller."""
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +117,8 @@ class Slurm:
         if process.returncode:
             printed = out.decode(errors="replace")
             said = " ".join(err.decode(errors="replace").split()) or printed.strip()
-            raise SlurmRefused(" ".join(argv[:2]), said, printed)
+            kind = NotReached if _AWAY.search(said) else SlurmRefused
+            raise kind(" ".join(argv[:2]), said, printed)
         return out.decode(errors="replace")
 
     async def find_job(self, job: str) -> JobRecord | None:

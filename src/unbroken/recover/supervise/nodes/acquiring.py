@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from ....cluster.contract import ClusterAway
 from ....progress.records.state import RunState
 from ...telling.teller import Teller
 from ..record.background import Background
@@ -13,6 +14,7 @@ from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from .fleet import Fleet
 
+_AWAY_AGAIN_S = 5.0
 _GRANTED_BEFORE_S = 5.0
 """What a run has been given before is granted again within so much; what it lacks may take for hours."""
 
@@ -29,13 +31,14 @@ async def acquire(
 ) -> bool:
     """Waits for the run's nodes; False where a stop was asked for meanwhile, which withdraws the request. Raises Superseded.
 
-    Where ranks may run on the nodes that the run had, nobody waits for spares beside them.
+    Where ranks may run on the nodes that the run had, nobody waits for spares beside them. A cluster that does not answer is waited
+    for where the run has had nodes of it before.
     """
     await asyncio.to_thread(teller.read_history, clock.wall())
     if avoided := teller.avoided - {*state.slots}:
         say(f"{', '.join(sorted(avoided))} is not asked for: its history (`unbroken nodes history`)")
         fleet.avoid(avoided)
-    acquiring = asyncio.create_task(fleet.acquire())
+    acquiring = asyncio.create_task(_ask(fleet, say, patient=state.attempt > 0))
     asked = asyncio.create_task(stop.asked.wait())
     patience, goes_on = clock.monotonic() + _GRANTED_BEFORE_S, False
     try:
@@ -53,6 +56,20 @@ async def acquire(
         asked.cancel()
         if not goes_on:
             acquiring.cancel()
+
+
+async def _ask(fleet: Fleet, say: Callable[[str], None], *, patient: bool) -> None:
+    told = ""
+    while True:
+        try:
+            return await fleet.acquire()
+        except ClusterAway as e:
+            if not patient:
+                raise
+            if e.message != told:
+                told = e.message
+                say(f"{told}; the run goes on as soon as that is over")
+        await asyncio.sleep(_AWAY_AGAIN_S)
 
 
 async def _finish(work: asyncio.Task[None]) -> None:
