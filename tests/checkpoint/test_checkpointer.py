@@ -28,6 +28,7 @@ from unbroken.checkpoint.catalogue import contents as catalogue
 from unbroken.checkpoint.client.buffers import Device
 from unbroken.checkpoint.client.links import KeeperGone
 from unbroken.checkpoint.device.staging import CpuStager
+from unbroken.checkpoint.format.manifest import MANIFEST, Manifest
 from unbroken.checkpoint.storage import open_storage
 from unbroken.errors import (
     CheckpointError,
@@ -99,7 +100,15 @@ def test_a_resumed_training_goes_on_bit_for_bit(own_keepers: Path, tmp_path: Pat
     assert [one_step(other) for _ in range(3)] == undisturbed
     assert bits(other) == bits(state)
     assert other["optimizer"].param_groups[0]["lr"] == state["optimizer"].param_groups[0]["lr"]
+    saved = second.save(8, other, persist=True)
+    saved.wait("disk")
     second.close()
+    found = {
+        m.step: m.went_on
+        for p in (tmp_path / "c").glob(f"step-*/{MANIFEST}")
+        for m in [Manifest.decode(p.read_bytes(), where=str(p))]
+    }
+    assert found == {2: None, 4: None, 8: (restored.attempt, 4)}, "each says what its attempt had restored"
 
 
 def test_state_is_frozen_at_the_call(own_keepers: Path, tmp_path: Path) -> None:

@@ -357,3 +357,18 @@ def test_tiling_is_decided_as_by_counting_cells(data: Any) -> None:
                 cells[i, j] = cells.get((i, j), 0) + 1
     want = {(i, j): 1 for i in range(shape[0]) for j in range(shape[1])}
     assert (gap_in(shape, boxes) is None) == (not outside and cells == want)
+
+
+def test_it_says_what_its_attempt_went_on_from() -> None:
+    parts = [part(r, went_on=(2, 310)) for r in range(2)]
+    manifest = merge(PartManifest.decode(p.encoded, where="x") for p in parts)
+    assert manifest.went_on == (2, 310) == Manifest.decode(manifest.encoded, where="x").went_on
+    assert b"went_on" not in merge(part(r) for r in range(2)).encoded, "as it was before"
+
+
+@pytest.mark.parametrize("wrong", [[1], [1, -2], "x", [1, True], [1, 2, 3], {}])
+def test_what_it_went_on_from_cannot_be_anything(wrong: Any) -> None:
+    torn = json.loads(part(0).encoded) | {"went_on": wrong}
+    body = {k: v for k, v in torn.items() if k not in ("check", "kind", "schema")}
+    with pytest.raises(CheckpointCorrupt, match="went_on"):
+        PartManifest.decode(checksummed.encode_checked("unbroken.checkpoint.part", body), where="x")

@@ -49,6 +49,8 @@ class Stamp:
     rank: int = 0
     world_size: int = 1
     position: Position = field(default_factory=Position)
+    went_on: tuple[int, int] | None = None
+    """(attempt, step) of what the attempt had restored."""
 
     @property
     def folder(self) -> str:
@@ -110,6 +112,7 @@ def write_pieces(
         FileRecord(data_name(stamp.rank), plan.file_bytes, tuple(sums)), stamp.position, dict(aliases or {}), values,
         rng,
         {"unbroken": __version__, "torch": str(torch.__version__), "python": platform.python_version()}, time.time(),
+        went_on=stamp.went_on,
     )  # fmt: skip
     storage.put(f"{stamp.folder}/{part_name(stamp.rank)}", part.encoded)
     return part

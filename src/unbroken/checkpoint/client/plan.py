@@ -28,6 +28,7 @@ CHANGING = (
     "rng",
     "time",
     "replicas",
+    "went_on",
 )
 """Keys of a part that each save, or the keeper that writes it, fills in."""
 

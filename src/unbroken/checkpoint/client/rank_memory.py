@@ -66,6 +66,8 @@ class RankMemory:
         self._moving = False
         self._asking = threading.Lock()
         self.missed = 0
+        self.went_on: tuple[int, int] | None = None
+        """(attempt, step) of what this attempt has restored: its saves say it."""
         self._reconnecting = threading.Lock()
         self._filled: dict[int, bool] = {}
         self._opened = False

@@ -111,6 +111,8 @@ class PartManifest:
     time: float = 0.0
     replicas: str = ""
     """Digests of what other ranks hold too, 16 characters a tensor in the order of `tensors` (replicas.py); "" for none."""
+    went_on: tuple[int, int] | None = None
+    """(attempt, step) of what its attempt had restored; None where that was nothing, or is not known."""
     check: str = field(default="", compare=False)  # checksum of the bytes that it was decoded from
 
     @cached_property
@@ -133,6 +135,7 @@ class PartManifest:
                 "versions": dict(self.versions),
                 "time": self.time,
                 **({"replicas": joined_json(self.replicas)} if self.replicas else {}),
+                **({"went_on": list(self.went_on)} if self.went_on else {}),
             },
         )
 
@@ -159,7 +162,7 @@ class PartManifest:
             f.text("run_id"), f.natural("attempt"), f.natural("step"), rank, world, tensors, file,
             read_position(f.value.get("position"), where), aliases, f.value.get("values"),
             f.value.get("rng"), f.text_map("versions"), f.number("time"),
-            read_joined(f.value.get("replicas"), len(tensors)), digest(data),
+            read_joined(f.value.get("replicas"), len(tensors)), _read_went_on(f), digest(data),
         )  # fmt: skip
 
 
@@ -186,6 +189,8 @@ class Manifest:
     values: Any
     versions: Mapping[str, str]
     time: float
+    went_on: tuple[int, int] | None = None
+    """(attempt, step) of what its attempt had restored; None where that was nothing, or is not known."""
 
     @property
     def name(self) -> str:
@@ -213,6 +218,7 @@ class Manifest:
                 "values": self.values,
                 "versions": dict(self.versions),
                 "time": self.time,
+                **({"went_on": list(self.went_on)} if self.went_on else {}),
             },
         )
 
@@ -229,7 +235,7 @@ class Manifest:
         return cls(
             f.text("run_id"), f.natural("attempt"), f.natural("step"), world, tensors, f.text_map("aliases"),
             parts, read_position(f.value.get("position"), where), f.value.get("values"),
-            f.text_map("versions"), f.number("time"),
+            f.text_map("versions"), f.number("time"), _read_went_on(f),
         )  # fmt: skip
 
     def check_part(self, part: PartManifest, data: bytes) -> None:
@@ -305,7 +311,17 @@ def merge(parts: Iterable[PartManifest]) -> Manifest:
     return Manifest(
         first.run_id, first.attempt, first.step, first.world_size, tensors, ties, tuple(records),
         merged_position(positions, where=where), first.values, first.versions, newest,
+        first.went_on,
     )  # fmt: skip
+
+
+def _read_went_on(f: Fields) -> tuple[int, int] | None:
+    value = f.value.get("went_on")
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n >= 0 for n in value):
+        raise CheckpointCorrupt("'went_on' is no [attempt, step]", where=f.where)
+    return value[0], value[1]
 
 
 @dataclass(frozen=True)

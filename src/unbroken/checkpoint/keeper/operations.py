@@ -82,7 +82,9 @@ def ping(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
 def inventory(keeper: Keeper, client: Client, m: Message, fds: list[int]) -> Answer:
     """What is in memory; where `runs` is asked for, ranks of the same snapshot as one row."""
     if m.get("runs"):
-        return {"runs": keeper.holdings.inventory_in_runs(), "attempt": keeper.attempt}, []
+        return {
+            "runs": keeper.holdings.inventory_in_runs(), "attempt": keeper.attempt, "restored": keeper.told_restored,
+        }, []  # fmt: skip
     return {"inventory": keeper.holdings.inventory(), "attempt": keeper.attempt}, []
 
 

@@ -56,6 +56,7 @@ class Restorer:
             self.session.agreement, candidates, self._obtain, skipped, f"restore/{next(self._rounds)}"
         )
         if chosen is None:
+            self.session.memory.went_on = None
             link.request({"op": "release", "restored": None, "skipped": skipped})
             if skipped:
                 raise nothing_good(skipped, self.session.directory)
@@ -65,6 +66,7 @@ class Restorer:
         del chosen  # what was loaded goes as soon as it is in the state
         source, position, resharded = self._load(candidate, got, state)
         del got
+        self.session.memory.went_on = (candidate.attempt, candidate.step)
         self.session.memory.alive().request(
             {
                 "op": "release",

@@ -96,6 +96,8 @@ class Saver:
             "step": step, "attempt": self.session.attempt, "position": where.as_json(), "values": captured.tree,
             "rng": _generators(captured), "time": time.time(),
         }  # fmt: skip
+        if went_on := self.session.memory.went_on:
+            changing["went_on"] = list(went_on)
         return {
             "file_bytes": plan.layout.file_bytes, "world_size": self.session.place.world_size,
             "part": plan.body.with_more(changing), **how,
@@ -159,7 +161,7 @@ class Saver:
         self.outcomes.begin(saved)
         p, memory = self.session.place, self.session.memory
         run_id = str(memory.link.info["run_id"])
-        stamp = Stamp(run_id, saved.attempt, saved.step, p.rank, p.world_size, where)
+        stamp = Stamp(run_id, saved.attempt, saved.step, p.rank, p.world_size, where, memory.went_on)
         try:
             write_tensors(
                 self.session.storage, captured.live, captured.tree, stamp, rng=_generators(captured)

@@ -82,7 +82,18 @@ class Accepting:
         await self._keepers.settle(attempt, [r for r, n in ranks.items() if n in self._state.lost])
         memory = [[m.attempt, m.step] for m in await self.list_in_memory() if m.attempt == attempt]
         accepted = await self._place.committed(attempt)
+        if attempt not in self._state.asked and (memory or accepted):
+            await self._note_restored(attempt, accepted)
         await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
+
+    async def _note_restored(self, attempt: int, accepted: Sequence[str]) -> None:
+        """What an attempt went on from that told nobody: its nodes were cut off until they were lost. Its keepers know it, and what it
+        has saved says it; without it nobody could tell which steps lead to what comes after."""
+        found = await self._keepers.find_restored(attempt)
+        if found is None and accepted:
+            found = await self._place.read_went_on(attempt, accepted)
+        if found is not None:
+            await self._recorder.record("restored", attempt=attempt, of=found[0], step=found[1], skipped=[])
 
     async def seal_last(self, attempt: int, memory: list[list[int]]) -> None:
         """Seals the attempt that the run ends with; where its checkpoints cannot be listed the next start does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,10 @@ from ....checkpoint.catalogue.placement import (
     survey,
 )
 from ....checkpoint.convert.origin import bring, find_origin
+from ....checkpoint.format.manifest import MANIFEST, Manifest
 from ....checkpoint.storage import open_storage
 from ....checkpoint.storage.base import Storage
-from ....errors import RunStopped, StorageError, UnbrokenError
+from ....errors import CheckpointError, RunStopped, StorageError, UnbrokenError
 from ....progress import RunDir
 from ....progress.records.candidate import parse_folder_name
 from ....progress.records.state import Brought, RunState
@@ -32,6 +33,7 @@ from ...wire import Message
 _log = logging.getLogger("unbroken.supervisor")
 _RETRY_S = 2.0
 _SAY_EVERY = 15
+_WENT_ON_S = 20.0
 
 T = TypeVar("T")
 
@@ -176,6 +178,20 @@ class CheckpointPlace:
             return [f.name for f in listing(storage) if f.attempt == attempt and f.committed]
 
         return await self._patiently(self.of(attempt), look, within_s)
+
+    async def read_went_on(self, attempt: int, names: Sequence[str]) -> tuple[int, int] | None:
+        """(attempt, step) of what an attempt went on from, by the newest of these checkpoints of it; None where they do not say it."""
+        newest = max(names, key=lambda n: (parse_folder_name(n) or (0, 0))[0])
+
+        def look(storage: Storage) -> tuple[int, int] | None:
+            where = f"{newest}/{MANIFEST}"
+            return Manifest.decode(storage.read(where), where=where).went_on
+
+        try:
+            return await self._patiently(self.of(attempt), look, _WENT_ON_S)
+        except CheckpointError as e:
+            _log.warning("what attempt %d went on from cannot be read: %s", attempt, e)
+            return None
 
     async def found(self) -> list[Found]:
         """Whatever this run's own attempts left, in every place of them. Raises StorageError, OSError."""

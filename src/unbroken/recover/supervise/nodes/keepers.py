@@ -42,6 +42,16 @@ class Keepers:
         answers = await self._fleet.ask_all(names, "keeper", request=request, timeout=timeout)
         return await asyncio.to_thread(_read_inventories, answers)
 
+    async def find_restored(self, attempt: int) -> tuple[int, int] | None:
+        """(attempt, step) of what this one went on from, as far as a keeper still knows it."""
+        request = {"op": "inventory", "runs": True}
+        answers = await self._fleet.ask_all(self._fleet.up(), "keeper", request=request, timeout=_INVENTORY_S)
+        for told in (a.get("restored") for a in answers.values()):
+            match told:
+                case [int(number), [int(of), int(step)]] if number == attempt:
+                    return of, step
+        return None
+
     async def add_ring(self, requests: Mapping[str, Message], holders: Mapping[str, set[str]]) -> None:
         """Adds to each announcement how that node's keeper reaches these others, as far as they answer: it may fetch from them
         beside the start of the ranks."""
