@@ -222,8 +222,9 @@ class Cluster(Protocol):
 
     def check(self, request: Request) -> None:
         """Raises DoesNotFit, UsageError, RunError or MissingExtra where such a request can never be granted here, in words with
-        what to do; ClusterAway where nothing answers, NodeRefuses where a node is of no use. Called before anything of a run is written, outside an event loop; it changes nothing, and takes seconds
-        at most."""
+        what to do; ClusterAway where nothing answers, NodeRefuses where a node is of no use: of a run that goes on the former is
+        asked again, the latter passed over. Called before anything of a run is written, outside an event loop; it changes nothing, and
+        takes seconds at most."""
 
     async def acquire(self, request: Request) -> Allocation:
         """The nodes, once they are granted; meanwhile `Pending` events say why they are not.
