@@ -70,7 +70,7 @@ def bits(state: dict[str, Any]) -> list[bytes]:
 
 def checkpointer(tmp_path: Path, **options: Any) -> Checkpointer:
     return Checkpointer(
-        tmp_path / "c", memory="64MiB", **{"snapshot_every": 1, "persist_every": 2, **options}
+        tmp_path / "c", **{"memory": "64MiB", "snapshot_every": 1, "persist_every": 2, **options}
     )
 
 
@@ -109,6 +109,23 @@ def test_a_resumed_training_goes_on_bit_for_bit(own_keepers: Path, tmp_path: Pat
         for m in [Manifest.decode(p.read_bytes(), where=str(p))]
     }
     assert found == {2: None, 4: None, 8: (restored.attempt, 4)}, "each says what its attempt had restored"
+
+
+def test_a_save_without_room_in_memory_says_what_its_attempt_had_restored_too(
+    own_keepers: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The training process writes it then."""
+    state = {"w": torch.arange(6.0)}
+    with checkpointer(tmp_path) as first:
+        first.save(2, state, persist=True).wait("disk")
+    os.kill(keeper_pid(own_keepers), signal.SIGKILL)
+    with checkpointer(tmp_path, memory="4KiB") as second:
+        restored = second.restore(state)
+        assert restored is not None
+        second.save(4, state, persist=True).wait("disk")
+    assert "is written by the training process" in caplog.text
+    (path,) = (tmp_path / "c").glob(f"step-*4.a*/{MANIFEST}")
+    assert Manifest.decode(path.read_bytes(), where=str(path)).went_on == (restored.attempt, 2)
 
 
 def test_state_is_frozen_at_the_call(own_keepers: Path, tmp_path: Path) -> None:
