@@ -157,9 +157,10 @@ import os, time, unbroken
 run = unbroken.attach(total_steps=20)
 for step in range(1, 21):
     run.step(step, loss=1.0 / step)
-    if step == 5 and os.environ["RANK"] == "1" and not os.path.exists("limited"):
+    if step == 5 and os.environ["RANK"] == "1" and not os.path.exists("grown"):
         while not os.path.exists("limited"):
             time.sleep(0.01)
+        open("grown", "w").close()
         held = [b"x" * (1 << 20) for _ in range(500)]
     time.sleep(0.01)
 """
