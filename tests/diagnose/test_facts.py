@@ -137,6 +137,21 @@ def test_counted_oom_kill(tmp_path: Path) -> None:
     assert (v.reason, v.recoverable, v.action) == ("OutOfMemoryError", True, Action.RESTART)
 
 
+def test_a_kill_for_memory_that_is_only_counted_is_less_sure_and_says_so(tmp_path: Path) -> None:
+    logs = run_logs(tmp_path, {0: "", 1: ""})
+    named, counted = (
+        diagnose(
+            [logs],
+            facts=Facts(
+                oom_kills=(1,), exits=(RankExit(1, "node-000", None, 9, 1.0, oom=True, oom_counted=counted),)
+            ),
+        )
+        for counted in (False, True)
+    )
+    assert named.reason == counted.reason == "OutOfMemoryError" and counted.confidence < named.confidence
+    assert "does not say whom" in counted.notes[0] and "does not say whom" not in named.notes[0]
+
+
 def test_several_that_were_killed_for_memory_at_once_are_all_named(tmp_path: Path) -> None:
     ends = exits((0, None, 9, 1.0, False), (1, None, 9, 1.0, False))
     v = diagnose([run_logs(tmp_path, {0: "", 1: ""})], facts=Facts(oom_kills=(0, 1), exits=ends))

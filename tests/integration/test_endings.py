@@ -178,6 +178,7 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_said_to(new_run: NewRun) -> 
         (incident,) = run.incidents()
     assert incident["verdict"]["reason"] == "OutOfMemoryError", incident
     assert "rank 1 on node-000 ended by SIGKILL (memory ran out, says the kernel)" in run.output
+    assert incident["verdict"]["confidence"] == 0.9, "its log names the process"
 
 
 @pytest.mark.slow

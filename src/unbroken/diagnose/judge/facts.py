@@ -24,7 +24,8 @@ class RankExit:
     the signal ourselves (tear-down), so that it explains nothing.
 
     It ended between `earliest` and `latest`, on that same clock: an agent looks now and then, by a clock of its own.
-    None is `time` itself. `oom`: whether the kernel says that memory ran out; None where nothing tells.
+    None is `time` itself. `oom`: whether the kernel says that memory ran out; None where nothing tells. `oom_counted`: it
+    counted such a kill in the rank's cgroup as the rank ended, and does not say whom it killed.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class RankExit:
     earliest: float | None = None
     latest: float | None = None
     oom: bool | None = None
+    oom_counted: bool = False
 
     @property
     def moment(self) -> Moment:

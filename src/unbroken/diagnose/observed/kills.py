@@ -34,7 +34,9 @@ def describe_end(end: RankExit) -> str:
     if not end.signal and end.died_of:
         how += f" (128 + {signal_name(end.died_of)})"
     if end.oom:
-        how += " (memory ran out, says the kernel)"
+        how += (
+            f" (memory ran out{', by the count of its cgroup' if end.oom_counted else ', says the kernel'})"
+        )
     return f"rank {end.rank} on {end.node} ended by {how}"
 
 

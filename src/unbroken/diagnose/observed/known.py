@@ -104,6 +104,11 @@ def _lost_node(chron: Timeline, scans: Sequence[FileScan], facts: Facts) -> Verd
     )  # fmt: skip
 
 
+_COUNTED = (
+    ", by the count of such kills in its cgroup, which rose as it ended: the count does not say whom it was"
+)
+
+
 def _oom_killed(chron: Timeline, scans: Sequence[FileScan], topology: Topology, facts: Facts) -> Verdict:
     ranks = facts.oom_kills
     first = first_of([e for e in facts.failures() if e.rank in ranks])
@@ -112,12 +117,13 @@ def _oom_killed(chron: Timeline, scans: Sequence[FileScan], topology: Topology, 
     node = topology.node_of(rank) if rank is not None else next(iter(nodes)) if len(nodes) == 1 else None
     said = next((e for e in chron.candidates if e.reason in ("OutOfMemoryError", "DataloaderKilled")), None)
     who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{' and others' if len(ranks) > 8 else ''}"
+    counted = bool(first) and all(e.oom_counted for e in facts.failures() if e.rank in ranks)
     return Verdict(
         Outcome.FAILED, Category.FRAMEWORK, "OutOfMemoryError", root_of(said, scans) if said else None, cascade=all_cascade(chron),
         faulty=Faulty(node, rank) if node is not None or rank is not None else None, recoverable=True, action=Action.RESTART,
-        confidence=0.9, decided_by="oom-kill-count",
-        mitigation=f"The kernel killed {who} because host memory ran out. Restart; ask for more memory, use fewer loader workers, or find the leak.",
-        notes=(f"the kernel killed {who} for memory",),
+        confidence=0.8 if counted else 0.9, decided_by="oom-kill-count",
+        mitigation=f"The kernel killed {who} because {'memory of its cgroup' if counted else 'host memory'} ran out. Restart; ask for more memory, use fewer loader workers, or find the leak.",
+        notes=(f"the kernel killed {who} for memory{_COUNTED if counted else ''}",),
     )  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from ...journal.codec import decode, encode
 from ...progress import RunDir
 from ..judge.facts import Facts
 
-SCHEMA = 4
-"""1 had `stopped_by_user`, which nobody ever set; 2 had no `corruption`; 3 did not name the ranks that hold the others up in a hang."""
+SCHEMA = 5
+"""1 had `stopped_by_user`, which nobody ever set; 2 had no `corruption`; 3 did not name the ranks that hold the others up in a hang; 4 had no `oom_counted`."""
 
 
 def write_facts(run_dir: RunDir, attempt: int, facts: Facts) -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ....machine import find_kill_count, read_kill_count
 from .kernel_log import KernelLog
 
 _EVERY_S = 1.0
+
+
+class MemoryKill(NamedTuple):
+    """What the kernel says of a process that was ended by SIGKILL."""
+
+    oom: bool | None
+    """Whether it killed it because memory ran out; None where nothing tells."""
+    counted: bool = False
+    """By the count of its cgroup alone, which names no process: another one there may have been meant."""
 
 
 class MemoryKills:
@@ -28,10 +39,11 @@ class MemoryKills:
             # Compared with the one before the newest: that may have been read when the process was killed, and not yet seen to be.
             self._at, self._before, self._now = now, self._now, read_kill_count(self._file)
 
-    def was_killed(self) -> bool | None:
-        """Asked once it was ended by SIGKILL. None where nothing tells."""
+    def was_killed(self) -> MemoryKill:
+        """Asked once it was ended by SIGKILL."""
         named = self._log.has_killed(self._pid)
         if named is not None or self._file is None or self._before is None:
-            return named
+            return MemoryKill(named)
         count = read_kill_count(self._file)
-        return True if count is not None and count > self._before else None
+        rose = count is not None and count > self._before
+        return MemoryKill(True, counted=True) if rose else MemoryKill(None)

@@ -31,7 +31,7 @@ from ..warm.process import RankStart
 from .counters import NodeCounters
 from .flight import ask_for_dump, record_flight, remove_pipes
 from .kernel_log import KernelLog
-from .memory_kills import MemoryKills
+from .memory_kills import MemoryKill, MemoryKills
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -140,7 +140,7 @@ class RankProcess:
         """When it was last seen to run: it ended after that."""
         self._sign: tuple[int, int] | None = None
         self._log = LogFollower(start.log, enabled=follow_log)
-        self._oom: bool | None = None
+        self._memory_kill = MemoryKill(None)
         self._memory_kills = MemoryKills(process.pid, kernel_log or KernelLog())
         self._cpu = 0.0
         self._cpu_at = 0.0
@@ -205,11 +205,8 @@ class RankProcess:
                 self.expire(expired)
             else:
                 self._ended_at = time.time()
-                self._oom = (
-                    self._memory_kills.was_killed()
-                    if code == -signal.SIGKILL and not self.killed_by_agent
-                    else None
-                )
+                if code == -signal.SIGKILL and not self.killed_by_agent:
+                    self._memory_kill = self._memory_kills.was_killed()
         if code == 0 and expired is not None:
             code = LeaseExpired.exit_code  # its script caught it: it is not done
         return {
@@ -218,7 +215,8 @@ class RankProcess:
             "time": self._ended_at,
             "at": list(self._ended_between) if self._ended_between is not None else None,
             "ours": self.killed_by_agent,
-            "oom": self._oom,
+            "oom": self._memory_kill.oom,
+            "oom_counted": self._memory_kill.counted,
         }
 
     def send(self, sig: int) -> None:

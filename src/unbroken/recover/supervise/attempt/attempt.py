@@ -152,7 +152,7 @@ class Attempt:
         when, earliest, latest = self._date(message["time"], moment)
         state.exit = RankExit(
             rank=rank, node=state.node, code=message.get("code"), signal=message.get("signal"), time=when,
-            killed_by_agent=message["ours"], earliest=earliest, latest=latest, oom=message.get("oom"),
+            killed_by_agent=message["ours"], earliest=earliest, latest=latest, oom=message.get("oom"), oom_counted=message.get("oom_counted", False),
         )  # fmt: skip
         self.ended += 1
         self._finished += state.finished
