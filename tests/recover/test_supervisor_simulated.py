@@ -230,6 +230,33 @@ def test_a_deaf_node_does_not_hold_up_the_end_of_an_attempt_that_failed_elsewher
     simulate(act, 8, spares=1)
 
 
+@pytest.mark.parametrize("op", ["port", "keeper", "launch"])
+def test_a_node_that_goes_deaf_as_it_is_told_of_the_attempt_costs_no_more_than_its_lease(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, op: str
+) -> None:
+    ask, cut = Fleet.ask, []
+
+    async def act(run: SimulatedRun) -> None:
+        async def then_deaf(self: Fleet, name: str, what: str, **rest: Any) -> Any:
+            if what == op and name == deaf and not cut:
+                cut.append(run.loop.time())
+                run.faults.cut(deaf, to_node=False)
+                run.hardware.nodes[deaf].state = "unreachable"
+                at = Moment(run.loop.time(), run.loop.time())
+                run.hardware.publish(Unreachable(at, deaf, "no answer over ssh"))
+            return await ask(self, name, what, **rest)
+
+        await reach(run, 1, 9)
+        deaf = run.journal("attempt")[0]["slots"][0]
+        monkeypatch.setattr(Fleet, "ask", then_deaf)
+        run.faults.fail_rank("node-00002", 5, code=1)
+        await run.until(lambda: deaf not in run.journal("attempt")[-1]["slots"])
+        assert run.loop.time() - cut[0] < 15 + 5
+        await run.until(lambda: run.journal("resumed"))
+
+    simulate(act, 8, spares=1)
+
+
 @pytest.mark.parametrize(("guilty", "spares"), [("node-00004", 2), ("node-00002", 1)])
 def test_a_node_that_is_lost_meanwhile_is_not_the_one_at_fault(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch, guilty: str, spares: int

@@ -130,21 +130,22 @@ class Launching:
             slots, number, candidates = prepared
             await self._amending.settle()
             resized = await self._resizing.settle(slots)
-            port = (await self._fleet.ask(slots[0], "port"))["port"]
-            await self._recorder.record(
-                "attempt", attempt=number, slots=list(slots),
-                candidates=[_note_for_journal(c) for c in candidates[:_CANDIDATES_RECORDED]],
-                place=await self._place.shorten(self._place.current()), held=self._fleet.held,
-                boots=self._fleet.list_boots(slots),
-            )  # fmt: skip
-            await self._keep_code(number)
-            self._fleet.begin(slots)
-            attempt = self._make_attempt(number, slots)
-            self._follow(attempt)
-            await self._announce(attempt, candidates)
-            self._note_schedule(number, self._clock.monotonic() - began, resized)
-            attempt.started = self._clock.wall()
-            await self._launch(attempt, int(port))
+            async with self._fleet.watching(slots):
+                port = (await self._fleet.ask(slots[0], "port"))["port"]
+                await self._recorder.record(
+                    "attempt", attempt=number, slots=list(slots),
+                    candidates=[_note_for_journal(c) for c in candidates[:_CANDIDATES_RECORDED]],
+                    place=await self._place.shorten(self._place.current()), held=self._fleet.held,
+                    boots=self._fleet.list_boots(slots),
+                )  # fmt: skip
+                await self._keep_code(number)
+                self._fleet.begin(slots)
+                attempt = self._make_attempt(number, slots)
+                self._follow(attempt)
+                await self._announce(attempt, candidates)
+                self._note_schedule(number, self._clock.monotonic() - began, resized)
+                attempt.started = self._clock.wall()
+                await self._launch(attempt, int(port))
         except (RunStopped, RunInUse):
             raise
         except RunError as e:

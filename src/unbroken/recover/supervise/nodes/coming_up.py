@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from ....waiting import wait_within
+from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
 from .node import Node
 
@@ -24,10 +25,11 @@ _TRIES = 2
 
 async def bring_up(
     nodes: Mapping[str, Node], names: Collection[str], start: Callable[[Collection[str]], Awaitable[None]], moved: asyncio.Event,
-    clock: Clock, say: Callable[[str], None], needs_them: Callable[[], bool],
+    clock: Clock, say: Callable[[str], None], needs_them: Callable[[], bool], lease_s: float,
 ) -> list[str]:  # fmt: skip
     """Waits until all of `names` are up; returns those that did not come. `moved` is set when anything becomes of a node,
-    `needs_them` says whether the run cannot go on without those that are slow."""
+    `needs_them` says whether the run cannot go on without those that are slow. One that is lost by the rule of an attempt
+    (`Node.judge`) is waited for no longer where the run can."""
     began = clock.monotonic()
     waiting = [n for n in names if not nodes[n].up]
     for name in waiting:
@@ -41,6 +43,9 @@ async def bring_up(
             return []
         idle = [n for n in waiting if nodes[n].launch is None and started[n] < _TRIES]
         left = began + _WITHIN_S - clock.monotonic()
+        lost = [n for n in waiting if not started[n] and _is_lost(nodes[n], clock.monotonic(), lease_s)]
+        if len(lost) == len(waiting) and not needs_them():
+            return waiting
         if left <= 0:
             # One that was there before this call is no slow start: it hangs, or cannot be reached.
             slow = [n for n in waiting if started[n] and _is_coming(nodes[n])]
@@ -53,9 +58,14 @@ async def bring_up(
         started.update(idle)
         await start(idle)
         try:
-            await wait_within(moved.wait(), left)
+            await wait_within(moved.wait(), min(left, _LOOK_S))  # that a node is silent too long is no event
         except TimeoutError:
             continue
+
+
+def _is_lost(node: Node, now: float, lease_s: float) -> bool:
+    """Whether it is gone, or its agent was here and is silent for too long."""
+    return bool(node.gone) or (node.link is not None and node.judge(now, lease_s) is NodeEnd.UNREACHABLE)
 
 
 def _is_coming(node: Node) -> bool:

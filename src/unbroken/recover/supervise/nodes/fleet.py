@@ -6,8 +6,9 @@ Nothing is polled: the cluster reports what becomes of agents and nodes, the des
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -270,7 +271,7 @@ class Fleet:
             return not hurried() and len(self.up()) < self.needed
 
         return await bring_up(
-            self.nodes, names, self._start_all, self._moved, self._clock, self._say, needs_them
+            self.nodes, names, self._start_all, self._moved, self._clock, self._say, needs_them, self.lease_s
         )
 
     async def _start_all(self, names: Collection[str]) -> None:
@@ -285,7 +286,7 @@ class Fleet:
     async def return_node(self, name: str, hurried: Callable[[], bool] = bool) -> bool:
         """Starts a lost node again, empty; whether it came."""
         node = self.nodes[name]
-        node.state, node.gone, node.exited, node.returned = "down", "", None, False
+        node.state, node.gone, node.exited, node.returned, node.link = "down", "", None, False, None
         return not await self.bring_up([name], hurried)
 
     # --- who is lost
@@ -468,27 +469,28 @@ class Fleet:
                 _log.warning("%s did not answer '%s': %s", name, op, e)
                 return None
 
-        watching = asyncio.create_task(self._hang_up_on_lost(requests))
-        try:
+        async with self.watching(requests):
             answers = await for_each(requests, one)
-        finally:
-            watching.cancel()
         return {n: a for n, a in answers.items() if a is not None}
 
-    async def _hang_up_on_lost(self, names: Iterable[str]) -> None:
-        """Closes the link of each that is found to be lost: what it was asked fails at once."""
-        while True:
-            await asyncio.sleep(_SCAN_S)
-            now = self._clock.monotonic()
-            for node in map(self.nodes.__getitem__, names):
-                if (
-                    node.link is not None
-                    and node.up
-                    and not self._answers(node)
-                    and node.judge(now, self.lease_s)
-                ):
-                    node.link.close()
-                    self._disturbed = True
+    @contextlib.asynccontextmanager
+    async def watching(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """Of these nodes, one that is found to be lost meanwhile fails at once what it was asked: its link is closed."""
+
+        async def hang_up_on_lost() -> None:
+            while True:
+                await asyncio.sleep(_SCAN_S)
+                for node in map(self.nodes.__getitem__, names):
+                    lost = not self._answers(node) and node.judge(self._clock.monotonic(), self.lease_s)
+                    if lost and node.up and node.link is not None:
+                        node.link.close()
+                        self._disturbed = True
+
+        watching = asyncio.create_task(hang_up_on_lost())
+        try:
+            yield
+        finally:
+            watching.cancel()
 
     async def ask_all(
         self, names: Iterable[str], op: str, *, timeout: float = 30.0, **fields: Any
