@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +15,23 @@ import pytest
 
 from tests.support.run_folder import RunFolder
 from unbroken.cluster.contract import ClusterAway, NodeRefuses, Request
+from unbroken.cluster.hosts.cluster import HostsCluster
+from unbroken.cluster.hosts.options import HostsOptions
 from unbroken.cluster.kubernetes.api import ApiUnanswered, ApiUnavailable, Refused, _refusal
 from unbroken.cluster.slurm.controller.commands import NoAnswer, NotReached, Slurm, SlurmRefused
-from unbroken.errors import RunError
+from unbroken.errors import RunError, RunInterrupted
 from unbroken.progress import ClusterChoice, RunDir
 from unbroken.progress.records.state import RunState
 from unbroken.recover import start
 from unbroken.recover.start import make_spec, run_supervised
 from unbroken.recover.supervise.nodes import acquiring
+from unbroken.recover.supervise.nodes import away as cluster_away
 from unbroken.recover.supervise.record.clock import Clock
 from unbroken.recover.supervise.record.stop_request import StopRequest
 from unbroken.recover.supervise.screen.view import Lines
+
+COMMAND = ["train.py", "--lr", "3e-4"]
+"""That of `RunFolder`."""
 
 
 class Asked:
@@ -54,8 +63,8 @@ class Said(Lines):
 def away(monkeypatch: pytest.MonkeyPatch) -> Asked:
     made = Asked()
     monkeypatch.setattr(start, "_open_cluster", lambda *_: made)
-    monkeypatch.setattr(start, "_AWAY_AGAIN_S", 0.001)
-    monkeypatch.setattr(acquiring, "_AWAY_AGAIN_S", 0.001)
+    monkeypatch.setattr(start, "AWAY_AGAIN_S", 0.001)
+    monkeypatch.setattr(cluster_away, "AWAY_AGAIN_S", 0.001)
     return made
 
 
@@ -70,9 +79,7 @@ def begun(tmp_path: Path) -> RunDir:
 def test_a_supervisor_that_follows_waits_and_says_why(tmp_path: Path, away: Asked) -> None:
     run_dir, said = begun(tmp_path), Said()
     with pytest.raises(RunError, match="no user there"):
-        run_supervised(
-            run_dir, make_spec(["train.py"], cluster=ClusterChoice("hosts")), view=said, cwd=tmp_path
-        )
+        run_supervised(run_dir, make_spec(COMMAND, cluster=ClusterChoice("hosts")), view=said, cwd=tmp_path)
     assert away.count == 4
     waits = [x for x in said.lines if "goes on as soon as" in x]
     assert [w.split(";")[0] for w in waits] == ["no answer", "no route"], "each once"
@@ -85,23 +92,19 @@ def test_it_goes_on_without_a_node_that_refuses(
     run_dir, said = begun(tmp_path), Said()
     beyond = pytest.raises(RunError, match="beyond it")
 
-    def check_host(*_: Any) -> None:
+    def settle(*_: Any, **__: Any) -> None:
         raise RunError("beyond it")
 
-    monkeypatch.setattr(start, "_check_host", check_host)
+    monkeypatch.setattr(start, "settle_spec", settle)
     with beyond:
-        run_supervised(
-            run_dir, make_spec(["train.py"], cluster=ClusterChoice("hosts")), view=said, cwd=tmp_path
-        )
+        run_supervised(run_dir, make_spec(COMMAND, cluster=ClusterChoice("hosts")), view=said, cwd=tmp_path)
     assert said.lines == ["its key is another one (h1). The run goes on with the others"]
 
 
 def test_the_first_one_does_not(tmp_path: Path, away: Asked) -> None:
     run_dir = RunDir(tmp_path / "run")
     with pytest.raises(ClusterAway, match="no answer"):
-        run_supervised(
-            run_dir, make_spec(["train.py"], cluster=ClusterChoice("hosts")), view=Said(), cwd=tmp_path
-        )
+        run_supervised(run_dir, make_spec(COMMAND, cluster=ClusterChoice("hosts")), view=Said(), cwd=tmp_path)
     assert away.count == 1 and not run_dir.spec.exists(), "nothing was written"
 
 
@@ -161,3 +164,68 @@ def test_what_stands_before_the_api_of_kubernetes(status: int, away: bool) -> No
         found = _refusal(status, body, "https://api")
         assert isinstance(found, Refused) and isinstance(found, ApiUnavailable | ClusterAway) is away
     assert issubclass(ApiUnanswered, ClusterAway)
+
+
+@pytest.mark.parametrize(
+    "sig",
+    [signal.SIGUSR1, *(pytest.param(s, marks=pytest.mark.slow) for s in (signal.SIGINT, signal.SIGTERM))],
+)
+def test_a_stop_ends_the_wait_and_leaves_the_run_as_it_was(sig: signal.Signals, tmp_path: Path) -> None:
+    pytest.importorskip("asyncssh")
+    run_dir = begun(tmp_path)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    (tmp_path / "HOSTS").write_text(f"h0 address=127.0.0.1 port={port}\n")
+    before = run_dir.spec.read_text(), [*run_dir.terms.iterdir()]
+    options = ["--run-dir", str(run_dir.path), "--nodes", "1", "--nproc", "1", "--cluster", f"hosts,file={tmp_path}/HOSTS"]  # fmt: skip
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "unbroken", "run", *options, "--", *COMMAND],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert waiting.stdout is not None
+        said = next((line for line in waiting.stdout if "goes on as soon as that is over" in line), "")
+        waiting.send_signal(sig)
+        said += waiting.communicate(timeout=60)[0]
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert waiting.returncode == RunInterrupted.exit_code, said
+    assert "The same command goes on" in said and "Traceback" not in said
+    assert (run_dir.spec.read_text(), [*run_dir.terms.iterdir()]) == before
+
+
+@pytest.mark.parametrize(
+    ("hosts", "kind"),
+    [
+        (["up", "refuses"], NodeRefuses),
+        (["refuses", "away"], ClusterAway),
+        (["refuses", "refuses"], RunError),
+    ],
+)
+def test_a_host_that_refuses_is_passed_over_only_where_another_is_there(
+    hosts: list[str], kind: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever claimed a run and had no host at all would keep it from those who have."""
+    links = {
+        f"h{i}": SimpleNamespace(
+            up=h == "up", slow=False, refused=h == "refuses", why=f"h{i} {h}", hint="",
+            host=SimpleNamespace(name=f"h{i}"), report=None,
+        )
+        for i, h in enumerate(hosts)
+    }  # fmt: skip
+
+    async def nothing(self: HostsCluster, *_: Any) -> None:
+        self._links = links  # type: ignore[assignment]
+
+    async def close(self: HostsCluster) -> None:
+        return
+
+    monkeypatch.setattr(HostsCluster, "_reach_all", nothing)
+    monkeypatch.setattr(HostsCluster, "_check_size", lambda *_: None)
+    monkeypatch.setattr(HostsCluster, "close", close)
+    cluster = HostsCluster("0" * 12, HostsOptions(hosts=("h0", "h1")))
+    with pytest.raises(RunError) as error:
+        asyncio.run(cluster._try(Request(1)))
+    assert type(error.value) is kind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import secrets
@@ -10,8 +11,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 from ..checkpoint.catalogue.placement import CLAIMS, check_folder
@@ -23,6 +25,7 @@ from ..cluster.registry import find_cluster, make_cluster
 from ..errors import (
     RunDirMismatch,
     RunError,
+    RunInterrupted,
     RunInUse,
     UnbrokenError,
     UsageError,
@@ -50,6 +53,7 @@ from .record.choice import check_record, open_record
 from .record.folder import FolderRecord
 from .room import RUN_DIR_NEEDS, check_places, unwritable, wait_for_room
 from .supervise.incident.diagnosing import IncidentDiagnosis
+from .supervise.nodes.away import AWAY_AGAIN_S
 from .supervise.screen.terminal_log import logged_to
 from .supervise.screen.view import Lines, View
 from .supervise.supervisor import Supervisor
@@ -71,7 +75,6 @@ _MAKE = {
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _UNASKED = ClusterChoice("")
-_AWAY_AGAIN_S = 5.0
 """No cluster was asked for: it is that of the run, or this machine."""
 
 
@@ -187,22 +190,43 @@ def _check_cluster(
     cluster = _open_cluster(run_dir, spec)
     if cluster.socket_folder is not None:
         check_command(wanted.command, here)  # elsewhere the agents look, where the ranks will be
+    request = Request(wanted.nodes, wanted.spares, wanted.nproc)
+    if not goes_on:
+        return cluster.check(request)
     told = ""
-    while True:
-        try:
-            return cluster.check(Request(wanted.nodes, wanted.spares, wanted.nproc))
-        except ClusterAway as e:
-            if not goes_on:
-                raise
-            if e.message != told:
-                told = e.message
-                say(f"{told}; the run goes on as soon as that is over (Ctrl-C ends the wait)")
-        except NodeRefuses as e:
-            if not goes_on:
-                raise
-            say(f"{e} The run goes on with the others")
-            return None
-        time.sleep(_AWAY_AGAIN_S)
+    with _stop_ends_wait(run_dir):
+        while True:
+            try:
+                return cluster.check(request)
+            except ClusterAway as e:
+                if e.message != told:
+                    told = e.message
+                    say(f"{told}; the run goes on as soon as that is over (Ctrl-C ends the wait)")
+            except NodeRefuses as e:
+                say(f"{e} The run goes on with the others")
+                return None
+            time.sleep(AWAY_AGAIN_S)
+
+
+@contextlib.contextmanager
+def _stop_ends_wait(run_dir: RunDir) -> Iterator[None]:
+    """Each of STOP_SIGNALS ends what is done meanwhile: raises RunInterrupted. Nothing has been claimed yet, and the run is as it was."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt  # nothing else comes out of any callback of an event loop
+
+    before = {s: signal.signal(s, stop) for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunInterrupted(
+            "stopped while it waited for its cluster; the run is as it was",
+            where=str(run_dir.path),
+            hint="The same command goes on",
+        ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _follow_journal(run_dir: RunDir, record: Record) -> None:
@@ -389,11 +413,12 @@ def run_supervised(
         wait_for_room(run_dir, shown.say)
     if run_dir.spec.exists():
         _follow_journal(run_dir, record)
+        check_same(read_spec(run_dir.spec), wanted, run_dir, amend=amend)
+    _check_host(run_dir, record)
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
     _check_cluster(run_dir, wanted, here, goes_on=goes_on, say=shown.say)
     if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
-    _check_host(run_dir, record)
     spec = settle_spec(run_dir, wanted, amend=amend)
     record.share_spec(spec.run_id)
     if not amend:

@@ -119,12 +119,17 @@ class HostsCluster:
             self._check_size(request)
             bad = [c for c in self._links.values() if not c.up]
             refused = [c for c in bad if c.refused]
-            if refused:
+            none_up = len(self._links) == len(bad)
+            if refused and not (none_up and len(refused) < len(bad)):
                 more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-                raise NodeRefuses(f"{refused[0].why}{more}", where=refused[0].host.name, hint=refused[0].hint)
-            if len(self._links) == len(bad):
-                raise ClusterAway(f"no host can be reached: {bad[0].why}", where=bad[0].host.name,
-                               hint=bad[0].hint or "See whether you can log in there with ssh")  # fmt: skip
+                # Where all refuse, nobody goes on: whoever claimed the run then would keep it from those who can.
+                kind = RunError if none_up else NodeRefuses
+                raise kind(f"{refused[0].why}{more}", where=refused[0].host.name, hint=refused[0].hint)
+            if none_up:
+                first = next(c for c in bad if not c.refused)
+                also = f", and {refused[0].host.name}: {refused[0].why}" if refused else ""
+                raise ClusterAway(f"no host can be reached: {first.why}{also}", where=first.host.name,
+                               hint=first.hint or "See whether you can log in there with ssh")  # fmt: skip
         finally:
             await self.close()
 

@@ -183,8 +183,11 @@ class RunState:
             )
         elif kind == "restored":
             self.asked.add(int(r["attempt"]))
-            self.restored = (int(r["attempt"]), r.get("of"), r.get("step"))
-            if (r.get("of"), r.get("step")) in self.brought_offers:
+            if (
+                self.restored is None or int(r["attempt"]) >= self.restored[0]
+            ):  # of an earlier one it may come late
+                self.restored = (int(r["attempt"]), r.get("of"), r.get("step"))
+            if self.attempt_open and (r.get("of"), r.get("step")) in self.brought_offers:
                 self.step = int(r["step"])  # on purpose: an import of an earlier step, say
         elif kind == "durable":
             self.durable.append((r["step"], r["attempt"]))

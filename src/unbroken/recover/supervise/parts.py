@@ -109,7 +109,9 @@ def assemble(
     )
     accepting = Accepting(spec, fleet, keepers, recorder, place, view.say, elsewhere)
     fencing = Fencing(run_dir, fleet, recorder, term, stop, view.say, clock)
-    stopping = Stopping(spec, fleet, keepers, accepting, fencing, recorder, stop, view, clock, elsewhere)
+    stopping = Stopping(
+        spec, fleet, keepers, accepting, fencing, recorder, term, stop, view, clock, elsewhere
+    )
     suspects = Suspects(fleet, fencing, recorder, stop, view.say, clock, spec.policy, spec.timeouts)
     recovering = Recovering(
         run_dir,
@@ -119,6 +121,7 @@ def assemble(
         stopping,
         diagnose,
         recorder,
+        term,
         background,
         stop,
         view,

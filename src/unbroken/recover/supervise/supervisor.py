@@ -41,7 +41,7 @@ from .nodes.desk import Desk, Inbox, make_token
 from .nodes.door import Listen, find_first_door, local_door, wide_door
 from .nodes.fleet import Fleet
 from .nodes.logs import ShippedLogs
-from .nodes.machines import describe_memory
+from .nodes.machines import describe_memory, list_gpus
 from .parts import Parts, assemble
 from .record.background import Background
 from .record.old_logs import OldLogs
@@ -253,7 +253,7 @@ class Supervisor:
         ):  # fmt: skip
             return await parts.finishing.finish("interrupted")
         await parts.launching.bring_up()
-        self._teller.note_gpus(self._clock.wall(), parts.fleet.list_gpus())
+        self._teller.note_gpus(self._clock.wall(), list_gpus(parts.fleet.nodes))
         if memory := describe_memory(parts.fleet.nodes.values()):
             self._view.say(memory)
         attempt, whole = await parts.taking_over.take_over()

@@ -120,10 +120,19 @@ class FakeCluster:
     # --- nodes
 
     async def acquire(self, request: Request) -> Allocation:
+        # A node is the run's until another one is given in its place: a request that is withdrawn changes nothing.
+        mine = [n for n in request.replaces if n in self.hardware.given]
+        for name in mine:
+            self.hardware.given.pop(name)
+        try:
+            return await self._acquire(request)
+        except BaseException:
+            self.hardware.given.update(dict.fromkeys(mine))
+            raise
+
+    async def _acquire(self, request: Request) -> Allocation:
         hw, wanted = self.hardware, request.nodes + request.spares
         told = None
-        for name in request.replaces:
-            hw.given.pop(name, None)
         self.check(request)
         while True:
             out = {*self._cordoned(), *request.exclude, *request.replaces}

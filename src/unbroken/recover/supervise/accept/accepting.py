@@ -2,21 +2,22 @@
 
 A snapshot counts if the seal of its attempt lists it: the committed ones by name, those that were whole in memory by
 step (`memory`). So does one that was offered to a later attempt. Written later, by whichever keeper still holds it,
-it is the same snapshot byte for byte, and the next start takes it into the seal.
+it is the same snapshot byte for byte, and the next start takes it into the seal. One that no seal lists (its nodes were cut off
+as its attempt was sealed, and are back) counts as long as no later attempt has anything that does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ....checkpoint.catalogue.candidates import candidates
 from ....checkpoint.catalogue.contents import Found
 from ....errors import RunStopped, StorageError, UnbrokenError
 from ....progress import RunSpec
-from ....progress.records.candidate import CandidateMessage, folder_name
-from ....progress.records.state import RunState
+from ....progress.records.candidate import CandidateMessage, folder_name, parse_folder_name
+from ....progress.records.state import Brought, RunState
 from ..attempt.farewell import Last
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Inventories, Keepers
@@ -82,16 +83,19 @@ class Accepting:
         await self._keepers.settle(attempt, [r for r, n in ranks.items() if n in self._state.lost])
         memory = [[m.attempt, m.step] for m in await self.list_in_memory() if m.attempt == attempt]
         accepted = await self._place.committed(attempt)
-        if attempt not in self._state.asked and (memory or accepted):
-            await self._note_restored(attempt, accepted)
+        await self._note_restored(attempt, accepted, in_memory=bool(memory))
         await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 
-    async def _note_restored(self, attempt: int, accepted: Sequence[str]) -> None:
+    async def _note_restored(self, attempt: int, accepted: Sequence[str], *, in_memory: bool = False) -> None:
         """What an attempt went on from that told nobody: its nodes were cut off until they were lost. Its keepers know it, and what it
         has saved says it; without it nobody could tell which steps lead to what comes after."""
+        saved = [(n, self._place.of(attempt)) for n in accepted]
+        saved += [(n, b.place) for b in self._list_elsewhere() if b.number == attempt for n in b.names]
+        if attempt in self._state.asked or not (saved or in_memory):
+            return
         found = await self._keepers.find_restored(attempt)
-        if found is None and accepted:
-            found = await self._place.read_went_on(attempt, accepted)
+        if found is None and saved:
+            found = await self._place.read_went_on(attempt, saved)
         if found is not None:
             await self._recorder.record("restored", attempt=attempt, of=found[0], step=found[1], skipped=[])
 
@@ -102,13 +106,18 @@ class Accepting:
         except (StorageError, RunStopped) as e:
             self._say(f"{e.message}; what attempt {attempt} saved is listed when the run goes on")
             return
+        await self._note_restored(attempt, accepted, in_memory=bool(memory))
         await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 
     async def accept_late(self) -> None:
         """Takes into the seals what was accepted in memory and has become durable since, also elsewhere."""
-        for name in await self._place.accept_elsewhere(self._spec.room_elsewhere):
+        late = await self._place.accept_elsewhere(self._spec.room_elsewhere)
+        for name in late:
             self._say(f"{name} was written to {self._elsewhere}, because its own place refused it: it counts")
+        for attempt in {key[1] for n in late if (key := parse_folder_name(n))} & self._state.seals.keys():
+            await self._note_restored(attempt, ())
         for attempt, names in widen_seals(await self.list_found(), self._state).items():
+            await self._note_restored(attempt, names)
             await self._recorder.record("seal", attempt=attempt, checkpoints=list(names))
 
     async def count_in_memory(self, last: Last) -> None:
@@ -118,13 +127,28 @@ class Accepting:
             memory = [[last.attempt, last.step]]
             await self._recorder.record("seal", attempt=last.attempt, checkpoints=list(sealed), memory=memory)
 
+    async def count_offered(self, offered: Iterable[CandidateMessage]) -> None:
+        """What is whole in memory and about to be offered counts, also where no seal lists it."""
+        late: dict[int, list[list[int]]] = {}
+        for c in offered:
+            key = (c["attempt"], c["step"])
+            if c["name"] is None and key[0] in self._state.seals and key not in self._state.accepted:
+                late.setdefault(key[0], []).append([*key])
+        for attempt, memory in late.items():
+            sealed = list(self._state.seals[attempt])
+            await self._recorder.record("seal", attempt=attempt, checkpoints=sealed, memory=memory)
+
     # --- what there is
+
+    def _list_elsewhere(self) -> list[Brought]:
+        """What keepers wrote elsewhere because its own place refused it."""
+        return [b for b in self._state.brought if self._elsewhere and b.place == self._elsewhere]
 
     def is_on_disk(self, last: Last) -> bool:
         """Whether a snapshot is among the checkpoints that count, in its own place or elsewhere."""
         name = folder_name(last.step, last.attempt)
-        elsewhere = [b for b in self._state.brought if self._elsewhere and b.place == self._elsewhere]
-        return name in self._state.seals.get(last.attempt, ()) or any(name in b.names for b in elsewhere)
+        elsewhere = any(name in b.names for b in self._list_elsewhere())
+        return elsewhere or name in self._state.seals.get(last.attempt, ())
 
     async def is_in_memory(self, last: Last, inventories: Inventories) -> bool:
         """Whether the keepers of the last attempt's nodes, or their peers, hold all of a snapshot."""
@@ -144,7 +168,8 @@ class Accepting:
         """The snapshots that are whole in the keepers' memory, the newest first."""
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
         ranks = self.map_ranks(self._state.slots)
-        return await asyncio.to_thread(find_whole, self._of_size(len(self._state.slots), held), ranks)
+        whole = await asyncio.to_thread(find_whole, self._of_size(len(self._state.slots), held), ranks)
+        return [m for m in whole if not is_superseded(m.attempt, m.step, self._state)]
 
     async def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
         """What goes with the nodes that are left, where these go on: see the function of that name. Where they are more or
@@ -167,7 +192,19 @@ class Accepting:
             brought=self._place.brought(),
             places=places,
         )
-        return [c for c in found if c["brought"] or not self._state.is_rolled_back(c["attempt"], c["step"])]
+        state = self._state
+        there = {
+            (c["attempt"], c["step"]) for c in found if not c["brought"] and c["memory"]
+        } & state.accepted
+        return [
+            c
+            for c in found
+            if c["brought"]
+            or (
+                not state.is_rolled_back(c["attempt"], c["step"])
+                and (c["name"] is not None or not is_superseded(c["attempt"], c["step"], state, there))
+            )
+        ]
 
 
 def find_whole(
@@ -199,7 +236,16 @@ def find_left_behind(
 
     def find_newest(held: Mapping[str, Sequence[Mapping[str, Any]]]) -> Last | None:
         whole = find_whole(held, rank_nodes)
-        return next((m for m in whole if not state.is_rolled_back(m.attempt, m.step)), None)
+        there = {(m.attempt, m.step) for m in whole} & state.accepted
+        return next(
+            (
+                m
+                for m in whole
+                if not state.is_rolled_back(m.attempt, m.step)
+                and not is_superseded(m.attempt, m.step, state, there)
+            ),
+            None,
+        )
 
     best = find_newest(inventories)
     if best is None or (best.step, best.attempt) in state.durable:
@@ -207,6 +253,16 @@ def find_left_behind(
     staying = set(slots)
     near = find_newest({n: held for n, held in inventories.items() if n in staying})
     return None if near is not None and (near.attempt, near.step) == (best.attempt, best.step) else best
+
+
+def is_superseded(attempt: int, step: int, state: RunState, there: Collection[tuple[int, int]] = ()) -> bool:
+    """Whether a snapshot in memory, which no seal lists, is of an attempt after which another one has left something that counts: a
+    checkpoint, or one of those in memory that are `there`."""
+    if (attempt, step) in state.accepted:
+        return False
+    return any(n > attempt and names for n, names in state.seals.items()) or any(
+        a > attempt for a, _ in there
+    )
 
 
 def widen_seals(found: Iterable[Found], state: RunState) -> dict[int, tuple[str, ...]]:

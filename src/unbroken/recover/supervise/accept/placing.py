@@ -179,16 +179,17 @@ class CheckpointPlace:
 
         return await self._patiently(self.of(attempt), look, within_s)
 
-    async def read_went_on(self, attempt: int, names: Sequence[str]) -> tuple[int, int] | None:
-        """(attempt, step) of what an attempt went on from, by the newest of these checkpoints of it; None where they do not say it."""
-        newest = max(names, key=lambda n: (parse_folder_name(n) or (0, 0))[0])
+    async def read_went_on(self, attempt: int, saved: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
+        """(attempt, step) of what an attempt went on from, by the newest of these checkpoints of it, each with its place; None where it
+        does not say it."""
+        newest, place = max(saved, key=lambda found: (parse_folder_name(found[0]) or (0, 0))[0])
 
         def look(storage: Storage) -> tuple[int, int] | None:
             where = f"{newest}/{MANIFEST}"
             return Manifest.decode(storage.read(where), where=where).went_on
 
         try:
-            return await self._patiently(self.of(attempt), look, _WENT_ON_S)
+            return await self._patiently(place, look, _WENT_ON_S)
         except CheckpointError as e:
             _log.warning("what attempt %d went on from cannot be read: %s", attempt, e)
             return None

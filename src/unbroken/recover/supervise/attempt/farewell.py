@@ -23,6 +23,11 @@ class Farewell:
 
     answers: dict[str, Message] = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    """Those that were asked and did not answer."""
+    unreached: list[str] = field(default_factory=list)
+    """Nodes of the last attempt that were not heard of, and of which it is not proven that nothing runs there: what is left
+    there may still save."""
 
     @property
     def unsaved(self) -> dict[str, str]:

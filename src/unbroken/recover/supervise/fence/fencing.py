@@ -200,9 +200,9 @@ class Fencing:
         if refused := await self._fleet.cordon(Cordon(name, _OWNER, reason or "an incident", expires)):
             self._say(f"{name} is out of use for this run only: {refused}")
 
-    async def clear(self, names: Sequence[str]) -> None:
+    async def clear(self, names: Sequence[str]) -> list[str]:
         """Ends whatever is left on nodes that the run leaves, and returns them to the cluster; writes down for the next
-        start what is not proven."""
+        start what is not proven. Returns those where nothing is left."""
         proven, found = [], await for_each(names, self._fleet.fence, FENCES_AT_ONCE)
         for name, (ended, _) in found.items():
             if ended.survivors:
@@ -217,3 +217,4 @@ class Fencing:
                 self._unproven.take(name, ended, state.attempt, self._fleet.held)
                 await self._recorder.record_soft("unproven", node=name, **asdict(self._unproven.nodes[name]))
         await self._fleet.give_back(proven)
+        return proven

@@ -46,7 +46,13 @@ class Finishing:
         somewhere = last is not None and bool(farewell.holding or farewell.elsewhere)
         unsaved = ""
         try:
-            if state.attempt and state.attempt not in state.seals:
+            if farewell.unreached and (kind != "completed" or farewell.unsaved):
+                shown = ", ".join(farewell.unreached[:4]) + (" ..." if len(farewell.unreached) > 4 else "")
+                self._view.say(
+                    f"{shown} could not be reached: what still runs there ends with its lease, and what it saves until then counts "
+                    "when the run goes on"
+                )
+            elif state.attempt and state.attempt not in state.seals:
                 memory = [[last.attempt, last.step]] if somewhere and last else []
                 await self._accepting.seal_last(state.attempt, memory)
             await self._accepting.accept_late()
@@ -80,8 +86,11 @@ class Finishing:
 
     async def _name_newest(self, last: Last | None) -> list[str]:
         """The checkpoints that count, the newest first, as they are shown."""
-        counted = {n for names in self._recorder.state.seals.values() for n in names}
+        state = self._recorder.state
+        counted = {n for names in state.seals.values() for n in names}
         found = await self._accepting.list_found()
+        if state.attempt not in state.seals:  # the next start does that
+            counted |= {f.name for f in found if f.attempt == state.attempt}
         if last is not None:
             name = folder_name(last.step, last.attempt)
             if any(b.place == self._elsewhere and name in b.names for b in self._place.brought()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from ....errors import Exit, RunError
@@ -16,6 +17,7 @@ from ..nodes.keepers import Keepers
 from ..record.clock import Clock
 from ..record.recorder import WAIT_LEAST_S, Recorder
 from ..record.stop_request import StopRequest
+from ..record.term import TermWatch
 from ..screen.view import View
 from .fencing import Fencing
 
@@ -40,6 +42,7 @@ class Stopping:
         accepting: Accepting,
         fencing: Fencing,
         recorder: Recorder,
+        term: TermWatch,
         stop: StopRequest,
         view: View,
         clock: Clock,
@@ -47,7 +50,7 @@ class Stopping:
     ) -> None:
         """`elsewhere` is where keepers write what its own place refuses; "" for nowhere."""
         self._fleet, self._keepers, self._accepting, self._fencing = fleet, keepers, accepting, fencing
-        self._recorder, self._stop, self._view, self._clock = recorder, stop, view, clock
+        self._recorder, self._term, self._stop, self._view, self._clock = recorder, term, stop, view, clock
         self._grace_s, self._room_s = float(spec.timeouts.stop), float(spec.timeouts.room)
         self._grace = spec.timeouts.stop
         self._extra_s = FLUSH_S if elsewhere else 0.0
@@ -137,8 +140,11 @@ class Stopping:
     async def leave(self, *, flush: bool) -> tuple[Farewell, Last | None]:
         """Ends all agents and keepers that are reachable, and proves that nothing is left on their nodes.
 
-        Returns what came of it, and the newest snapshot that was whole in memory.
+        Returns what came of it, and the newest snapshot that was whole in memory. Raises Superseded: what runs there is another
+        supervisor's then.
         """
+        with contextlib.suppress(OSError):  # who cannot look has to leave all the same
+            self._term.check(at_once=True)
         names, last = self._fleet.up(), None
         began = self._clock.monotonic()
         for node in self._fleet.nodes.values():
@@ -167,7 +173,9 @@ class Stopping:
         await asyncio.gather(
             *(self._fleet.wait_until_gone(n, _LEAVE_S) for n in names if n not in farewell.holding)
         )
-        await self._fencing.clear([n for n in self._fleet.nodes if n not in farewell.holding])
+        proven = await self._fencing.clear([n for n in self._fleet.nodes if n not in farewell.holding])
+        left = {*proven, *farewell.holding, *(n for n in farewell.answers if n not in farewell.silent)}
+        farewell.unreached = [n for n in self._recorder.state.slots if n not in left]
         return farewell, last
 
     async def _say_farewell(
@@ -202,4 +210,5 @@ class Stopping:
                 farewell.answers[name] = task.result()
             except RunError as e:
                 farewell.answers[name] = {"closed": {"what": e.message}}
+                farewell.silent.append(name)
         return farewell

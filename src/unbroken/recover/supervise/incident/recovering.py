@@ -26,11 +26,12 @@ from ..attempt.outcome import AttemptOutcome, NodeEnd, name_loss
 from ..fence.fencing import Fencing
 from ..fence.stopping import Stopping
 from ..nodes.fleet import Fleet
-from ..nodes.machines import share_machine
+from ..nodes.machines import list_gpus, share_machine
 from ..record.background import Background
 from ..record.clock import Clock
 from ..record.recorder import Recorder
 from ..record.stop_request import StopRequest
+from ..record.term import TermWatch
 from ..screen.view import View
 from ..suspects.suspects import Suspects
 from .facts import collect_facts, describe_hang, logs_of
@@ -55,6 +56,7 @@ class Recovering:
         stopping: Stopping,
         diagnose: Diagnose,
         recorder: Recorder,
+        term: TermWatch,
         background: Background,
         stop: StopRequest,
         view: View,
@@ -65,7 +67,7 @@ class Recovering:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
         self._policy, self._least = spec.policy, spec.node_counts[-1]
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
-        self._recorder, self._background, self._stop = recorder, background, stop
+        self._recorder, self._term, self._background, self._stop = recorder, term, background, stop
         self._view, self._clock, self._teller, self._suspects = view, clock, teller, suspects
         self._open = self._find_open()
         """The newest one, until training is past the step that it was at."""
@@ -175,7 +177,10 @@ class Recovering:
     async def _decide(
         self, incident: Incident, verdict: Verdict, facts: Facts, attempt: Attempt | None = None, *, missing: int = 0
     ) -> Decision:  # fmt: skip
-        """Decides, and writes it down before anything is done. So many slots are `missing`, whatever the verdict."""
+        """Decides, and writes it down before anything is done. So many slots are `missing`, whatever the verdict. Raises Superseded."""
+        self._term.check(
+            at_once=True
+        )  # a diagnosis takes its time, and whoever stood still does not know how long
         state = self._recorder.state
         room = len(self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})) - missing
         decision = decide(
@@ -214,7 +219,7 @@ class Recovering:
                 "rollback", incident=incident.number, attempt=incident.attempt, before=decision.rollback.before,
                 skip=[list(r) for r in decision.rollback.skip],
             )  # fmt: skip
-        self._teller.tell_incident(incident, self._fleet.list_gpus())
+        self._teller.tell_incident(incident, list_gpus(self._fleet.nodes))
         return decision
 
     async def _keep_facts(self, attempt: int, facts: Facts) -> None:

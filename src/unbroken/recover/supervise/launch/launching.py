@@ -189,6 +189,7 @@ class Launching:
         candidates = await self._accepting.list_candidates(slots, held)
         if not await self._fencing.wait_for_proof(accepted=bool(candidates)):
             return None
+        await self._accepting.count_offered(candidates)
         return slots, number, candidates
 
     async def _check_command(self, slots: tuple[str, ...]) -> None:

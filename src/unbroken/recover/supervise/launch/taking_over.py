@@ -50,6 +50,7 @@ class TakingOver:
         ranks = self._find_ranks(attempt)
         # Ranks that have ended meanwhile, well or badly, are judged like any others once they are taken over.
         whole = len(ranks) == len(attempt.ranks) and not any(d.get("ours") for d in ranks.values())
+        whole = whole and attempt.number not in state.seals  # what it saves since then would not count
         for rank, described in ranks.items():
             attempt.ranks[rank].pid = described["pid"]
             if not described["running"]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ....cluster.contract import ClusterAway
 from ....progress.records.state import RunState
 from ...telling.teller import Teller
 from ..record.background import Background
 from ..record.clock import Clock
 from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
+from .away import wait_while_away
 from .fleet import Fleet
 
-_AWAY_AGAIN_S = 5.0
 _GRANTED_BEFORE_S = 5.0
 """What a run has been given before is granted again within so much; what it lacks may take for hours."""
 
@@ -59,17 +58,7 @@ async def acquire(
 
 
 async def _ask(fleet: Fleet, say: Callable[[str], None], *, patient: bool) -> None:
-    told = ""
-    while True:
-        try:
-            return await fleet.acquire()
-        except ClusterAway as e:
-            if not patient:
-                raise
-            if e.message != told:
-                told = e.message
-                say(f"{told}; the run goes on as soon as that is over")
-        await asyncio.sleep(_AWAY_AGAIN_S)
+    await (wait_while_away(fleet.acquire, say) if patient else fleet.acquire())
 
 
 async def _finish(work: asyncio.Task[None]) -> None:

@@ -10,9 +10,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+from ....cluster.contract import ClusterAway
 from ....waiting import wait_within
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
+from .away import AWAY_AGAIN_S
 from .node import Node
 
 _WITHIN_S = 30.0
@@ -24,18 +26,19 @@ _TRIES = 2
 
 
 async def bring_up(
-    nodes: Mapping[str, Node], names: Collection[str], start: Callable[[Collection[str]], Awaitable[None]], moved: asyncio.Event,
+    nodes: Mapping[str, Node], names: Collection[str], start: Callable[[Collection[str]], Awaitable[ClusterAway | None]], moved: asyncio.Event,
     clock: Clock, say: Callable[[str], None], needs_them: Callable[[], bool], lease_s: float,
 ) -> list[str]:  # fmt: skip
     """Waits until all of `names` are up; returns those that did not come. `moved` is set when anything becomes of a node,
     `needs_them` says whether the run cannot go on without those that are slow. One that is lost by the rule of an attempt
-    (`Node.judge`) is waited for no longer where the run can."""
+    (`Node.judge`) is waited for no longer where the run can. A cluster that does not answer costs no node its time, nor one of its
+    tries, where the run cannot go on without."""
     began = clock.monotonic()
     waiting = [n for n in names if not nodes[n].up]
     for name in waiting:
         nodes[name].state = "starting"
     started: Counter[str] = Counter()
-    is_told = False
+    is_told, told = False, ""
     while True:
         moved.clear()
         waiting = [n for n in waiting if not nodes[n].up]
@@ -55,10 +58,17 @@ async def bring_up(
                 is_told = True
                 say(_describe(slow))
             idle, left = [], _LOOK_S
-        started.update(idle)
-        await start(idle)
+        away = await start(idle)
+        if away is None:
+            started.update(idle)
+        elif needs_them():
+            began = clock.monotonic()
+            if away.message != told:
+                told = away.message
+                say(f"{told}; the run goes on as soon as that is over")
+        pause = AWAY_AGAIN_S if away is not None else _LOOK_S  # that a node is silent too long is no event
         try:
-            await wait_within(moved.wait(), min(left, _LOOK_S))  # that a node is silent too long is no event
+            await wait_within(moved.wait(), min(left, pause))
         except TimeoutError:
             continue
 

@@ -18,6 +18,7 @@ from ....cluster.contract import (
     AgentCommand,
     Allocation,
     Cluster,
+    ClusterAway,
     Cordon,
     EndingAt,
     Event,
@@ -38,6 +39,7 @@ from ....waiting import keep_following, wait_within
 from ...wire import Link, Message
 from ..attempt.outcome import NodeEnd
 from ..record.clock import Clock
+from .away import wait_while_away
 from .coming_up import bring_up
 from .node import LEASE_MARGIN_S, Node
 
@@ -129,7 +131,8 @@ class Fleet:
             case Unreachable(why=why):
                 node.unreachable = why
             case Returned():
-                node.usable, node.unreachable, node.returned = True, "", node.state == "lost"
+                node.usable, node.unreachable = True, ""
+                node.returned = node.state == "lost" or bool(node.gone)
                 node.preempted, node.preempted_for = None, ""
             case PreemptingAt(deadline=deadline, why=why):
                 node.preempted, node.preempted_for = deadline, why
@@ -239,14 +242,6 @@ class Fleet:
                 gone = "" if given else "the cluster gives it to the run no more"
                 self.nodes[name] = Node(name, gone=gone, usable=given)
 
-    def list_gpus(self) -> dict[str, tuple[str, ...]]:
-        """The UUIDs of each node's GPUs, by their place, as far as its agent has said."""
-        return {
-            n: tuple(g.uuid for g in node.facts.gpus)
-            for n, node in self.nodes.items()
-            if node.facts is not None
-        }
-
     def runs_on(self, names: Collection[str]) -> bool:
         """Whether the cluster says that agents run on any of these."""
         return any(n in self.nodes and self.nodes[n].launch is not None for n in names)
@@ -257,7 +252,7 @@ class Fleet:
             1, ranks_per_node=self.request.ranks_per_node, exclude=frozenset(exclude), replaces=(lost,)
         )
         try:
-            name = (await self._cluster.acquire(request)).nodes[0]
+            name = (await wait_while_away(lambda: self._cluster.acquire(request), self._say)).nodes[0]
         except DoesNotFit:
             return None
         self.nodes.setdefault(name, Node(name))
@@ -274,14 +269,17 @@ class Fleet:
             self.nodes, names, self._start_all, self._moved, self._clock, self._say, needs_them, self.lease_s
         )
 
-    async def _start_all(self, names: Collection[str]) -> None:
-        async def start(name: str) -> None:
+    async def _start_all(self, names: Collection[str]) -> ClusterAway | None:
+        async def start(name: str) -> RunError | None:
             try:
                 self.nodes[name].launch = await self._cluster.start(name, self._command(name))
             except RunError as e:
                 _log.warning("the agent of %s is not started: %s", name, e)
+                return e
+            return None
 
-        await for_each(names, start)
+        failed = (await for_each(names, start)).values()
+        return next((e for e in failed if isinstance(e, ClusterAway)), None)
 
     async def return_node(self, name: str, hurried: Callable[[], bool] = bool) -> bool:
         """Starts a lost node again, empty; whether it came."""

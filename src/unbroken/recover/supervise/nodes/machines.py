@@ -38,6 +38,11 @@ def name_interface(node: Node, meeting: str) -> str:
     return node.facts.addresses[0].interface
 
 
+def list_gpus(nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
+    """The UUIDs of each node's GPUs, by their place, as far as its agent has said."""
+    return {n: tuple(g.uuid for g in node.facts.gpus) for n, node in nodes.items() if node.facts is not None}
+
+
 def share_devices(nodes: Mapping[str, Node], slots: Sequence[str], nproc: int) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES of the ranks in each slot: its machine's GPUs, shared in turn by the slots that run there; None
     without GPUs. They belong to the slot: a spare that takes one on the same machine inherits its GPUs."""
