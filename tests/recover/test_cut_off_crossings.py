@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.superseded import check_run
-from unbroken.cluster.contract import ClusterAway, Request
+from unbroken.cluster.clocks import Moment
+from unbroken.cluster.contract import ClusterAway, Request, Unreachable
 from unbroken.progress import JournalWriter
 from unbroken.progress.records.verdict import Action
 from unbroken.recover.record.base import Superseded
@@ -221,6 +222,26 @@ def test_a_stop_ends_the_wait_for_a_cluster_that_is_away(simulate: Simulate, awa
 
 
 # --- nodes that come and go
+
+
+def test_a_node_that_the_cluster_alone_does_not_reach_is_asked_for_what_it_holds(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that waits on its host was killed, say: agent, keeper and ranks are well."""
+    monkeypatch.setattr(FakeCluster, "peer_of", lambda self, node: None)
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 30)
+        at = Moment(run.loop.time(), run.loop.time())
+        run.hardware.publish(Unreachable(at, "node-00001", "nothing waits there"))
+        await asyncio.sleep(1)
+        run.faults.fail_rank("node-00000", 0)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert run.journal("seal")[0]["memory"], "all of it is in memory"
+        second = run.journal("attempt")[1]
+        assert second["slots"] == PAIR and second["candidates"][0]["step"] >= 27 and not run.journal("lost")
+
+    simulate(act, 2)
 
 
 @pytest.mark.parametrize("back_after", [10.0, 60.0])

@@ -203,8 +203,7 @@ class Fleet:
         return [n for n, node in self.nodes.items() if self._answers(node)]
 
     def _answers(self, node: Node) -> bool:
-        silent = self._clock.monotonic() - node.heard
-        return node.up and not node.unreachable and silent < self.lease_s
+        return node.up and not node.is_silent(self._clock.monotonic(), self.lease_s)
 
     async def acquire(self) -> None:
         """Asks the cluster for the run's nodes, and waits until they are granted."""
@@ -347,7 +346,7 @@ class Fleet:
         taken = frozenset(slots)
         return [
             n for n, node in self.nodes.items()
-            if n not in taken and n not in gone and self._answers(node) and node.preempted is None
+            if n not in taken and n not in gone and self._answers(node) and not node.unreachable and node.preempted is None
         ]  # fmt: skip
 
     def find_returned(self, slots: Collection[str]) -> list[str]:

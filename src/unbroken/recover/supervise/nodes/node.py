@@ -75,12 +75,19 @@ class Node:
             return self.restarted
         if self.exited is not None:
             return NodeEnd.AGENT_LOST if now - self.exited > _WITH_ITS_AGENT_S else None
-        silent = now - self.heard
-        # Beats come eight times in a lease: two that are missing are more than a busy moment.
-        least = max(_SILENT_LEAST_S, lease_s / 4)
-        if silent >= lease_s + LEASE_MARGIN_S or (self.unreachable and silent > least):
+        if now - self.heard >= lease_s + LEASE_MARGIN_S or (
+            self.unreachable and self.is_silent(now, lease_s)
+        ):
             return NodeEnd.UNREACHABLE
         return None
+
+    def is_silent(self, now: float, lease_s: float) -> bool:
+        """Whether nothing was heard of it for so long that nobody would wait for its answer.
+
+        What the cluster alone does not reach answers as long as it beats: its link is another way.
+        """
+        # Beats come eight times in a lease: two that are missing are more than a busy moment.
+        return now - self.heard > (max(_SILENT_LEAST_S, lease_s / 4) if self.unreachable else lease_s)
 
     @property
     def has_folder(self) -> bool:
