@@ -145,6 +145,9 @@ def test_hosts_that_cannot_be_reached_are_away(tmp_path: Path) -> None:
     ("said", "kind"),
     [("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", NotReached),
      ("slurm_load_node error: Socket timed out on send/recv operation", NotReached),
+     ("slurm_load_jobs error: Slurm backup controller in standby mode", NotReached),
+     ("slurm_load_jobs error: Zero Bytes were transmitted or received", NotReached),
+     ("scontrol: fatal: Could not establish a configuration source", NotReached),
      ("slurm_load_jobs error: Invalid job id specified", SlurmRefused)],
 )  # fmt: skip
 def test_what_slurm_says_of_its_controller(said: str, kind: type, tmp_path: Path) -> None:

@@ -33,9 +33,12 @@ from .records import (
 NEEDED = ("srun", "squeue", "scontrol", "scancel")
 _WITHIN_S = 30.0
 _AWAY = re.compile(
-    r"Unable to contact slurm controller|Socket timed out on send/recv|Communication connection failure"
+    r"Unable to contact slurm controller|Socket timed out on send/recv|Communication (?:connection|shutdown) failure"
+    r"|Slurm backup controller in standby mode|Zero Bytes were transmitted or received|Message (?:send|receive) failure"
+    r"|Transport endpoint is not connected|Could not establish a configuration source"
 )
-"""What its commands say where the controller, or the host that it is on, does not answer (slurm_errno.h)."""
+"""What its commands say where the controller, or the host that it is on, does not answer (slurm_errno.c; the last one where the
+controller has the configuration too)."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 _OF_A_STEP = ("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_", "SALLOC_", "SCONTROL_", "PMI_", "PMIX_")
 
