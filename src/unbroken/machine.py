@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,27 @@ def read_kill_count(path: Path) -> int | None:
         return next(int(x.split()[1]) for x in path.read_text().splitlines() if x.split()[:1] == ["oom_kill"])
     except (OSError, ValueError, IndexError, StopIteration):
         return None
+
+
+def read_kernel_log(log: int, within_s: float) -> Iterator[bytes | None]:
+    """The records of an open /dev/kmsg from where it stands to its end; None in place of those that were overwritten before they
+    were read. Raises OSError, TimeoutError where that takes longer than `within_s`.
+
+    Source: Documentation/ABI/testing/dev-kmsg: one record a read; EPIPE where it was overwritten, EAGAIN at the end.
+    """
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            record = os.read(log, 8192)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            yield None
+            continue
+        if not record:
+            return
+        yield record
+    raise TimeoutError(f"the kernel's log could not be read to its end in {within_s:.0f} s")
 
 
 def meminfo(key: str) -> int | None:

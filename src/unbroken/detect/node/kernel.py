@@ -7,6 +7,7 @@ import os
 import re
 import time
 
+from ...machine import read_kernel_log
 from .result import CheckResult, State
 
 _PLACE = "/dev/kmsg"
@@ -27,28 +28,16 @@ def check_kernel_log(place: str = _PLACE) -> list[CheckResult]:
     except OSError as e:
         return [CheckResult("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
     found: dict[tuple[str, int], float] = {}
-    until, now = time.monotonic() + _WITHIN_S, time.clock_gettime(time.CLOCK_BOOTTIME)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
-        while time.monotonic() < until:
-            try:
-                record = os.read(log, 8192)
-            except BlockingIOError:
-                break
-            except BrokenPipeError:
-                continue  # what was to be read next was overwritten meanwhile
-            except OSError as e:
-                return [CheckResult("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
-            if not record:
-                break
-            for line in record.splitlines():
+        for record in read_kernel_log(log, _WITHIN_S):
+            for line in (record or b"").splitlines():
                 if (m := _XID.match(line)) and int(m[3]) in FATAL:
                     found[m[2].decode(), int(m[3])] = now - int(m[1]) / 1e6
-        else:
-            return [
-                CheckResult(
-                    "kernel log", State.NOT_CHECKED, f"it could not be read to its end in {_WITHIN_S:.0f} s"
-                )
-            ]
+    except TimeoutError as e:
+        return [CheckResult("kernel log", State.NOT_CHECKED, str(e))]
+    except OSError as e:
+        return [CheckResult("kernel log", State.NOT_CHECKED, f"{place} cannot be read: {e.strerror}")]
     finally:
         with contextlib.suppress(OSError):
             os.close(log)

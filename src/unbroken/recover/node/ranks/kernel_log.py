@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import time
 import weakref
+
+from ....machine import read_kernel_log
 
 _PLACE = "/dev/kmsg"
 _WITHIN_S = 1.0
@@ -40,22 +41,16 @@ class KernelLog:
         return True if pid in self._killed else None if self.why_not else False
 
     def _read(self) -> None:
-        until = time.monotonic() + _WITHIN_S
-        while time.monotonic() < until:
-            try:
-                record = os.read(self._log, 8192)
-            except BlockingIOError:
-                return
-            except BrokenPipeError:
-                self.why_not = "lines of the kernel's log were overwritten before they were read"
-                continue
-            except OSError as e:
-                self.why_not = f"the kernel's log cannot be read: {e.strerror}"
-                return
-            if not record:
-                return
-            self._killed.update(int(found[1] or found[2]) for found in _KILLED.finditer(record))
-        self.why_not = f"the kernel's log could not be read to its end in {_WITHIN_S:.0f} s"
+        try:
+            for record in read_kernel_log(self._log, _WITHIN_S):
+                if record is None:
+                    self.why_not = "lines of the kernel's log were overwritten before they were read"
+                    continue
+                self._killed.update(int(found[1] or found[2]) for found in _KILLED.finditer(record))
+        except TimeoutError as e:
+            self.why_not = str(e)
+        except OSError as e:
+            self.why_not = f"the kernel's log cannot be read: {e.strerror}"
 
 
 def _has_host_pids() -> bool:
