@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from unbroken.recover.supervise.launch.own_checkpoints import add_argument, find_newest, is_whole
+from unbroken.recover.supervise.attempt.own_checkpoints import add_argument, find_newest, is_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,4 +164,4 @@ def test_an_unmodified_script_is_killed_hangs_and_is_told_of_its_own_checkpoints
     texts = [gzip.decompress(f.read_bytes()).decode() if f.suffix == ".gz" else f.read_text() for f in logs]
     begun = [int(re.search(r"begins after step (\d+)", text)[1]) for text in texts]  # type: ignore[index]
     assert begun[0] == 0 and begun[1] in (30, 35, 40) and begun[2:] == [45], begun
-    assert "hang" in done.stdout.lower() and "own newest checkpoint is" in done.stdout
+    assert "hang" in done.stdout.lower() and "the script's own newest checkpoint, " in done.stdout

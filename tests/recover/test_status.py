@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from tests.support.run_folder import RunFolder
 from unbroken.cli.main import dispatch
 from unbroken.cli.runs.status import screen
 from unbroken.errors import InputError
-from unbroken.progress import RunDir
+from unbroken.progress import RunDir, write_spec
 from unbroken.recover.ask import ask_waits
 from unbroken.status import gather, read_status, run_status
 
@@ -120,7 +121,11 @@ def test_incidents_and_a_lost_node(made: RunFolder) -> None:
     ("end", "status", "hint"),
     [
         ("completed", "completed", ""),
-        ("interrupted", "interrupted", "goes on without a checkpoint: none was saved"),
+        (
+            "interrupted",
+            "interrupted",
+            "goes on from what the script finds of its own, or from the beginning",
+        ),
     ],
 )
 def test_ended(made: RunFolder, end: str, status: str, hint: str) -> None:
@@ -131,6 +136,31 @@ def test_ended(made: RunFolder, end: str, status: str, hint: str) -> None:
     assert s.status == status
     assert hint in s.hint and bool(hint) == bool(s.hint)
     assert s.wall_s == pytest.approx(made.now - made.began)
+
+
+def test_a_script_that_asked_our_checkpointer_goes_on_without_a_checkpoint(made: RunFolder) -> None:
+    made.attempt()
+    made.record("restored", attempt=1, step=None, of=None)
+    made.steps(10)
+    made.end("interrupted")
+    assert "goes on without a checkpoint: none was saved" in read_status(made.run_dir).hint
+
+
+def test_a_checkpoint_of_the_script_itself_is_named(made: RunFolder) -> None:
+    write_spec(made.run_dir, replace(made.spec, resume_from="out/*.pt"))
+    made.attempt()
+    made.steps(10)
+    s = read_status(made.run_dir)
+    assert "nothing by unbroken; what the script saves itself is looked for in out/*.pt" in screen(s)
+    made.record("attempt", attempt=2, slots=made.slots, candidates=[])
+    made.record("own_checkpoint", attempt=2, path="/w/out/7.pt")
+    assert "by the script itself, as attempt 2 started: /w/out/7.pt" in screen(read_status(made.run_dir))
+    assert [a.origin for a in gather(made.run_dir).attempts] == ["the beginning", "the script's own 7.pt"]
+    made.end("interrupted")
+    made.record("own_checkpoint", attempt=3, path="/w/out/9.pt")
+    s = read_status(made.run_dir)
+    assert "saved       nothing by unbroken; by the script itself: /w/out/9.pt" in screen(s)
+    assert "it goes on from the script's own newest checkpoint, /w/out/9.pt." in s.hint
 
 
 def test_stopped_names_the_reason_and_the_command(made: RunFolder) -> None:

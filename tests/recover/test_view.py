@@ -59,6 +59,18 @@ def test_attempt(best: dict[str, object] | None, says: str) -> None:
     assert plain(out.getvalue()) == [f"attempt 3: 2 ranks on node-000, {says}"]
 
 
+def test_an_attempt_that_goes_on_from_the_scripts_own_checkpoint_names_it() -> None:
+    out = io.StringIO()
+    lines = Lines(out)
+    lines.attempt(2, 1, ["node-000"], None, own="from the script's own newest checkpoint, /o/ckpt_40.pt")
+    lines.finished("interrupted", 50, [], "from the script's own newest checkpoint, /o/ckpt_40.pt")
+    assert plain(out.getvalue()) == [
+        "attempt 2: 1 rank on node-000, from the script's own newest checkpoint, /o/ckpt_40.pt",
+        "the run is interrupted at step 50",
+        "the same command goes on from the script's own newest checkpoint, /o/ckpt_40.pt",
+    ]
+
+
 def test_steps_are_told_now_and_then(attempt: Attempt) -> None:
     out = io.StringIO()
     lines = Lines(out, every_s=3600)

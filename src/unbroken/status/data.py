@@ -13,6 +13,7 @@ import numpy as np
 from ..progress import RunDir, RunSpec, Term
 from ..progress.records.amendment import describe_amendment, describe_resize
 from ..progress.records.incident import Incident
+from ..progress.records.own_checkpoint import describe_own
 from ..units import Duration
 from .curve import Executions
 from .effective import measure
@@ -241,6 +242,23 @@ def same_command(report: RunReport) -> str:
     if spec.spares:
         words += ["--spares", str(spec.spares)]
     return shlex.join([*words, "--", *spec.command])
+
+
+def find_own(report: RunReport) -> str:
+    """The script's own newest checkpoint as it was last looked for; "" for none."""
+    return next((str(e["path"]) for e in reversed(report.events) if e["kind"] == "own_checkpoint"), "")
+
+
+def describe_goes_on(report: RunReport, saved: bool) -> str:
+    """What the same command goes on from: `saved` says whether there is a checkpoint that counts."""
+    spec, own = report.spec, find_own(report)
+    if saved:
+        return "from the last checkpoint"
+    if not own and any(e["kind"] == "restored" for e in report.events):
+        return "without a checkpoint: none was saved"
+    if not own and spec is not None and spec.resume_from:
+        return f"from the script's own newest checkpoint in {spec.resume_from}, where one is whole"
+    return describe_own(own, spec is not None and bool(spec.resume_arg or spec.resume_from))
 
 
 def seconds_text(seconds: float | None) -> str:

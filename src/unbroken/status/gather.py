@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -136,7 +137,7 @@ def _sane(records: list[Record]) -> list[Record]:
     needs = {
         "attempt": ("attempt", "slots"), "ended": ("attempt",), "seal": ("attempt", "checkpoints"),
         "status": ("status",), "lost": ("node",), "returned": ("node",), "cordon": ("node",),
-        "resized": ("had", "nodes"),
+        "resized": ("had", "nodes"), "own_checkpoint": ("path",),
     }  # fmt: skip
     return [
         r
@@ -165,6 +166,7 @@ def _attempts(
 ) -> list[AttemptRecord]:
     ends = {r["attempt"]: r for r in records if r["kind"] == "ended"}
     starts = [r for r in records if r["kind"] == "attempt"]
+    own = {r.get("attempt"): str(r["path"]) for r in records if r["kind"] == "own_checkpoint"}
     every, counts = executions.all, executions.counts
     stories = []
     floor = -1
@@ -187,7 +189,7 @@ def _attempts(
                 launched=float(r["t"]),
                 ended=stopped,
                 how=how,
-                origin=_origin(r),
+                origin=_origin(r, own.get(number)),
                 first_step=int(steps.step[0]) if len(steps) else -1,
                 first_step_at=float(steps.time[0]) if len(steps) else None,
                 caught_up_at=float(steps.time[above[0]]) if len(above) else None,
@@ -200,10 +202,10 @@ def _attempts(
     return stories
 
 
-def _origin(record: Record) -> str:
+def _origin(record: Record, own: str | None) -> str:
     candidates = record.get("candidates") or []
     if not candidates:
-        return "the beginning"
+        return f"the script's own {Path(own).name}" if own else "the beginning"
     best = candidates[0]
     # Journals of earlier versions hold a table of who holds which rank, later ones how many ranks are in memory.
     memory = best["in_memory"] if "in_memory" in best else len(best.get("memory") or {})

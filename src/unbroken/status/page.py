@@ -13,7 +13,7 @@ from ..progress.records.verdict import Root
 from ..units import Bytes, plural
 from ..version import __version__
 from .curve import thin
-from .data import PHASES, AttemptRecord, RunReport, has_stacks, same_command, seconds_text
+from .data import PHASES, AttemptRecord, RunReport, describe_goes_on, has_stacks, same_command, seconds_text
 from .figures import curve_figure, timeline_figure
 from .profile import profile_section
 from .waiting import read_waiting
@@ -78,7 +78,7 @@ def page(report: RunReport, *, base: str = "") -> str:
         status=STATUS_TEXT.get(report.status, report.status),
         mood=MOODS.get(report.status, "warn"),
         size=_size(report),
-        origin="from the last checkpoint" if saved else "without a checkpoint, because none was saved",
+        origin=describe_goes_on(report, saved),
         command=same_command(report),
         cards=_cards(report),
         split=split,

@@ -21,7 +21,7 @@ from ..progress import RunDir, RunSpec, Term
 from ..progress.disk import find_trouble
 from ..progress.records.incident import Incident
 from ..progress.records.steps import Step
-from .data import Record, RunReport, RunSize, describe_incident, same_command
+from .data import Record, RunReport, RunSize, describe_goes_on, describe_incident, find_own, same_command
 from .gather import gather
 
 _TAIL = 64 * 2**10
@@ -89,6 +89,10 @@ class RunStatus:
     problems: tuple[str, ...]
     waits: str = ""
     """What the run waits for, in words; "" for nothing."""
+    own_checkpoint: str = ""
+    """The newest checkpoint that the script wrote by itself, as it was last looked for (at a start, and at the end)."""
+    own_pattern: str = ""
+    """Where those are looked for (--resume-from); "" for where they usually lie."""
     trouble: str = ""
     """Why its directory cannot be written now, such as a full disk."""
 
@@ -163,6 +167,8 @@ def read_status(
         nodes=tuple(_nodes(report, counts)),
         problems=report.problems,
         waits=waits,
+        own_checkpoint=find_own(report),
+        own_pattern=report.spec.resume_from if report.spec else "",
         trouble=_find_trouble(run_dir) if status in ("running", "unknown", "abandoned") else "",
     )
     return replace(told, hint=_hint(told, report))
@@ -337,7 +343,7 @@ def _hint(s: RunStatus, report: RunReport) -> str:
         return f"{still}Give the same command again: it takes over or restarts. {at}{command}"
     if s.status == "stopped" and s.step < 0:
         return f"Fix the cause, then give the same command again; {_OTHERS}. {at}{command}"
-    origin = "from the last checkpoint" if s.disk_step is not None else "without a checkpoint: none was saved"
+    origin = describe_goes_on(report, s.disk_step is not None)
     if s.status == "stopped":
         return (
             f"Fix the cause, then give the same command again: it goes on {origin}; {_OTHERS}. {at}{command}"

@@ -254,7 +254,7 @@ def run(
         raise RunInterrupted(
             "the run was stopped on request",
             where=str(folder),
-            hint="The same command goes on, from its last checkpoint if it saved one",
+            hint="The same command goes on, from the newest checkpoint if one was saved",
         )
 
 

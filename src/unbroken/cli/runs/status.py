@@ -40,6 +40,7 @@ def screen(s: RunStatus) -> str:
     """The screen as text, at most about 30 lines."""
     from ...status.data import seconds_text
     from ...status.page import STATUS_TEXT, clock, node_list, when_text
+    from ...units import plural
 
     lines: list[tuple[str, str]] = [("run", s.run_dir + (f"  ({s.run_id})" if s.run_id else ""))]
     state = STATUS_TEXT.get(s.status, "its supervisor is on another host")
@@ -90,7 +91,7 @@ def screen(s: RunStatus) -> str:
         saved.append(f"step {s.memory_step:,} in memory")
     if s.disk_step is not None:
         saved.append(f"step {s.disk_step:,} on disk ({s.disk_name})")
-    lines.append(("saved", ", ".join(saved) or "nothing yet"))
+    lines.append(("saved", ", ".join(saved) or _describe_unsaved(s)))
     text = [f"{k:<11} {v}" for k, v in lines]
     text.append(f"{'incidents':<11} {len(s.incidents) or 'none'}")
     if len(s.incidents) > _INCIDENTS:
@@ -98,7 +99,7 @@ def screen(s: RunStatus) -> str:
     for i in s.incidents[-_INCIDENTS:]:
         where = ", ".join(([f"rank {i.rank}"] if i.rank is not None else []) + ([i.node] if i.node else []))
         if i.resumed_s is not None:
-            over = f"resumed after {seconds_text(i.resumed_s)}, {i.steps_lost} steps lost"
+            over = f"resumed after {seconds_text(i.resumed_s)}, {plural(i.steps_lost or 0, 'step')} lost"
         else:
             over = "it stopped the run" if i.action == "stop" else "not resumed"
         place = f" ({where})" if where else ""
@@ -111,6 +112,17 @@ def screen(s: RunStatus) -> str:
     elif s.status in ("running", "completed"):
         text += ["", f"`unbroken report {s.run_dir}` writes the whole record."]
     return "\n".join(text)
+
+
+def _describe_unsaved(s: RunStatus) -> str:
+    """Of a run without any checkpoint of ours."""
+    if s.own_checkpoint:
+        ended = s.status in ("interrupted", "stopped", "completed")
+        when = "" if ended else f", as attempt {s.attempt} started"
+        return f"nothing by unbroken; by the script itself{when}: {s.own_checkpoint}"
+    if s.own_pattern:
+        return f"nothing by unbroken; what the script saves itself is looked for in {s.own_pattern}"
+    return "nothing yet" if s.status in ("new", "running", "unknown") else "nothing by unbroken"
 
 
 def _find_old(s: RunStatus, age: float | None, newer: bool) -> str:

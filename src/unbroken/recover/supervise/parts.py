@@ -14,6 +14,7 @@ from .accept.placing import CheckpointPlace
 from .attempt.attempt import Attempt
 from .attempt.following import Following
 from .attempt.loss import LossFollower, read_losses
+from .attempt.own_checkpoints import OwnCheckpoints
 from .fence.fencing import Fencing
 from .fence.finishing import Finishing
 from .fence.stopping import Stopping
@@ -113,6 +114,7 @@ def assemble(
         spec, fleet, keepers, accepting, fencing, recorder, term, stop, view, clock, elsewhere
     )
     suspects = Suspects(fleet, fencing, recorder, stop, view.say, clock, spec.policy, spec.timeouts)
+    own = OwnCheckpoints(run_dir, spec, str(cwd), recorder)
     recovering = Recovering(
         run_dir,
         spec,
@@ -128,6 +130,7 @@ def assemble(
         clock,
         teller,
         suspects,
+        own,
     )
     news = News(
         keepers, recorder, background, view, changed, on_step=recovering.note_steps,
@@ -139,7 +142,7 @@ def assemble(
     preserving = Preserving(fleet, keepers, accepting, recorder, term, stop, clock, view.say, replacing)
     launching = Launching(
         run_dir, spec, str(cwd), fleet, keepers, place, accepting, fencing, recorder, term, stop, view, clock,
-        amending, warm_starts, suspects, replacing, resizing, preserving, make_attempt=make_attempt, follow=news.follow,
+        amending, warm_starts, suspects, replacing, resizing, preserving, own, make_attempt=make_attempt, follow=news.follow,
         note_schedule=recovering.note_schedule,
     )  # fmt: skip
     taking_over = TakingOver(
@@ -155,7 +158,7 @@ def assemble(
         float(spec.timeouts.suspect), recorder, background,
         term, stop, view, clock, changed, amending, resizing, replacing,
     )  # fmt: skip
-    finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere, teller)
+    finishing = Finishing(run_dir, stopping, accepting, place, recorder, view, elsewhere, teller, own)
     return Parts(
         fleet,
         recorder,

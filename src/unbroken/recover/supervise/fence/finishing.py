@@ -12,6 +12,7 @@ from ...telling.teller import Teller
 from ..accept.accepting import Accepting
 from ..accept.placing import CheckpointPlace
 from ..attempt.farewell import Farewell, Last
+from ..attempt.own_checkpoints import OwnCheckpoints
 from ..record.recorder import CannotRecord, Recorder
 from ..screen.view import View
 from .stopping import Stopping
@@ -30,11 +31,12 @@ class Finishing:
         view: View,
         elsewhere: str,
         teller: Teller,
+        own: OwnCheckpoints,
     ) -> None:
         """`elsewhere` is where keepers write what its own place refuses; "" for nowhere."""
         self._run_dir, self._stopping, self._accepting, self._place = run_dir, stopping, accepting, place
         self._recorder, self._view, self._elsewhere = recorder, view, elsewhere
-        self._teller = teller
+        self._teller, self._own = teller, own
 
     async def finish(self, kind: str) -> str:
         """Lets the keepers make the last snapshot durable, ends agents and keepers, and says how it ended.
@@ -67,7 +69,11 @@ class Finishing:
             )
         self._teller.write_metrics(state, time.time(), up=False)
         await asyncio.to_thread(self._teller.tell_end, kind, state.step, unsaved)
-        self._view.finished(kind, state.step, await self._name_newest(last))
+        newest = await self._name_newest(last)
+        goes_on = (
+            "" if newest or kind == "completed" or not state.attempt else await self._own.describe_last()
+        )
+        self._view.finished(kind, state.step, newest, goes_on)
         if unsaved:
             raise NotDurable(
                 unsaved, where=str(self._run_dir.path),

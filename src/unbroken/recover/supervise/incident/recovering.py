@@ -23,6 +23,7 @@ from ...telling.teller import Teller
 from ..attempt.attempt import Attempt
 from ..attempt.code import describe_new
 from ..attempt.outcome import AttemptOutcome, NodeEnd, name_loss
+from ..attempt.own_checkpoints import OwnCheckpoints
 from ..fence.fencing import Fencing
 from ..fence.stopping import Stopping
 from ..nodes.fleet import Fleet
@@ -63,12 +64,14 @@ class Recovering:
         clock: Clock,
         teller: Teller,
         suspects: Suspects,
+        own: OwnCheckpoints,
     ) -> None:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
         self._policy, self._least = spec.policy, spec.node_counts[-1]
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
         self._recorder, self._term, self._background, self._stop = recorder, term, background, stop
         self._view, self._clock, self._teller, self._suspects = view, clock, teller, suspects
+        self._own = own
         self._open = self._find_open()
         """The newest one, until training is past the step that it was at."""
 
@@ -235,11 +238,12 @@ class Recovering:
         await self._stopping.leave(flush=True)
         self._teller.write_metrics(self._recorder.state, self._clock.wall(), up=False)
         await asyncio.to_thread(self._teller.tell_end, "stopped", self._recorder.state.step, decision.why)
+        goes_on = await self._own.describe_last() or "from the last checkpoint, if one was saved"
         self._view.stopped(incident, self._run_dir)
         raise RunStopped(
             decision.why, where=f"incident {incident.number} in {self._run_dir.incident(incident.number)}",
             hint="Fix the cause and give the same command again, or another one with --amend: "
-            "it goes on from the last checkpoint, if one was saved",
+            f"it goes on {goes_on}",
         )  # fmt: skip
 
     # --- what is known

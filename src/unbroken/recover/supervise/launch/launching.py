@@ -21,6 +21,7 @@ from ..accept.placing import CheckpointPlace, told
 from ..attempt.attempt import Attempt
 from ..attempt.code import keep_code
 from ..attempt.outcome import AttemptOutcome
+from ..attempt.own_checkpoints import OwnCheckpoints, add_argument
 from ..fence.fencing import Fencing
 from ..nodes.alike import find_odd
 from ..nodes.fleet import Fleet
@@ -34,7 +35,6 @@ from ..screen.view import View
 from ..suspects.suspects import Suspects
 from .amending import Amending
 from .health import HealthCheck
-from .own_checkpoints import add_argument, find_newest
 from .preserving import Preserving
 from .replacing import Replacing
 from .resizing import Resizing
@@ -93,6 +93,7 @@ class Launching:
         replacing: Replacing,
         resizing: Resizing,
         preserving: Preserving,
+        own: OwnCheckpoints,
         *,
         make_attempt: Callable[[int, tuple[str, ...]], Attempt],
         follow: Callable[[Attempt], None],
@@ -106,6 +107,7 @@ class Launching:
         self._term, self._stop, self._view, self._clock = term, stop, view, clock
         self._amending, self._warm_starts, self._suspects = amending, warm_starts, suspects
         self._replacing, self._resizing, self._preserving = replacing, resizing, preserving
+        self._own = own
         self._make_attempt, self._follow, self._note_schedule = make_attempt, follow, note_schedule
         self._health = HealthCheck(fleet, fencing, recorder, view.say, clock, spec.policy)
         self._is_new = True
@@ -145,14 +147,17 @@ class Launching:
                 await self._announce(attempt, candidates)
                 self._note_schedule(number, self._clock.monotonic() - began, resized)
                 attempt.started = self._clock.wall()
-                await self._launch(attempt, int(port))
+                own = await self._find_own(number)
+                await self._launch(attempt, int(port), own)
         except (RunStopped, RunInUse):
             raise
         except RunError as e:
             raise StartFailed(e, attempt) from e
         best = candidates[0] if candidates else None
         durable = max((c["step"] for c in candidates if c["name"]), default=-1)
-        self._view.attempt(number, len(attempt.ranks), slots, best, durable)
+        self._view.attempt(number, len(attempt.ranks), slots, best, durable, self._own.describe(number, own))
+        if best is not None and own is not None:
+            self._view.say(f"the script's own newest checkpoint is {own}")
         return attempt
 
     async def _keep_code(self, number: int) -> None:
@@ -261,11 +266,10 @@ class Launching:
             for node in attempt.nodes
         }  # fmt: skip
 
-    async def _launch(self, attempt: Attempt, port: int) -> None:
+    async def _launch(self, attempt: Attempt, port: int, own: Path | None) -> None:
         spec, slots = self._spec, attempt.slots
         address = find_meeting(self._fleet.nodes, slots)
         devices = share_devices(self._fleet.nodes, slots, spec.nproc)
-        own = await self._find_own(attempt.number)
         command = add_argument(self._state.command, spec.resume_arg, own)
 
         def order(slot: int) -> LaunchOrder:
@@ -291,21 +295,12 @@ class Launching:
         self._warm_starts.note_launch(attempt, order(0), answered)
 
     async def _find_own(self, attempt: int) -> Path | None:
-        """The newest whole checkpoint that the script itself wrote in the attempts before."""
-        spec, began = self._spec, self._state.started
-        if attempt == 1 or began is None:
-            return None
-        outputs = [
-            p for n in range(1, attempt) if (p := self._run_dir.output(n)).is_dir() and any(p.iterdir())
-        ]
-        found = None
-        if outputs or spec.resume_from:  # a large folder on a shared file system takes a while
-            found = await asyncio.to_thread(find_newest, spec.resume_from, Path(self._cwd), outputs, began)
-        if found is not None:
-            self._view.say(f"the script's own newest checkpoint is {found}")
-        elif spec.resume_arg or spec.resume_from:
-            place = spec.resume_from or "the output folders of the attempts before (UNBROKEN_OUTPUT)"
-            self._view.say(f"no whole checkpoint of the script is in {place}: it is started as at first")
+        """The script's own newest checkpoint, where it is told of one."""
+        found = await self._own.find(attempt)
+        if found is None and attempt > 1 and self._own.asked:
+            self._view.say(
+                f"no whole checkpoint of the script is in {self._own.asked}: it is started as at first"
+            )
         return found
 
     # --- nodes

@@ -14,7 +14,7 @@ from ....page.terminal import own, plain
 from ....progress import RunDir
 from ....progress.records.incident import Incident
 from ....progress.records.steps import Step, is_number
-from ....units import Duration
+from ....units import Duration, plural
 from ..attempt.attempt import Attempt
 from ..attempt.farewell import Farewell, Last
 from ..attempt.ledger import SnapshotTracker
@@ -28,8 +28,9 @@ class View(Protocol):
 
     def say(self, text: str) -> None: ...
     def attempt(
-        self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None, durable: int = -1
-    ) -> None: ...
+        self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None, durable: int = -1,
+        own: str = "",
+    ) -> None: ...  # fmt: skip
     def restored(self, event: Mapping[str, Any]) -> None: ...
     def steps(self, attempt: Attempt, steps: Sequence[Step]) -> None: ...
     def progress(self, attempt: Attempt, tracker: SnapshotTracker) -> None: ...
@@ -38,7 +39,7 @@ class View(Protocol):
     def resumed(self, incident: Incident) -> None: ...
     def stopped(self, incident: Incident, run_dir: RunDir) -> None: ...
     def kept(self, farewell: Farewell, last: Last | None, room_s: float) -> None: ...
-    def finished(self, kind: str, step: int, checkpoints: Sequence[str]) -> None: ...
+    def finished(self, kind: str, step: int, checkpoints: Sequence[str], goes_on: str = "") -> None: ...
 
 
 class Lines:
@@ -72,20 +73,22 @@ class Lines:
             return  # the terminal is gone; the run goes on
 
     def attempt(
-        self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None, durable: int = -1
-    ) -> None:
-        """An attempt that starts from `best`; `durable` is the newest step on disk that counts (-1: none)."""
+        self, number: int, ranks: int, slots: Sequence[str], best: dict[str, Any] | None, durable: int = -1,
+        own: str = "",
+    ) -> None:  # fmt: skip
+        """An attempt that starts from `best`; `durable` is the newest step on disk that counts (-1: none), `own` ('from ...')
+        what the script goes on from by itself where `best` is None ("": it begins)."""
         where = ", ".join(slots)
         # What the attempt before held in memory, and is not offered to this one, is gone.
         self._host = best["step"] if best is not None and len(best["memory"]) == ranks else -1
         self._durable = durable
         if best is None:
-            origin = "from the beginning"
+            origin = own or "from the beginning"
         else:
             memory = len(best["memory"])
             source = "disk" if not memory else "memory" if memory == ranks else "memory and disk"
             origin = f"from step {best['step']} ({source})"
-        self.say(f"attempt {number}: {ranks} ranks on {where}, {origin}")
+        self.say(f"attempt {number}: {plural(ranks, 'rank')} on {where}, {origin}")
 
     def restored(self, event: Mapping[str, Any]) -> None:
         """What the ranks passed over, and what they go on from instead."""
@@ -170,7 +173,9 @@ class Lines:
     def resumed(self, incident: Incident) -> None:
         took = Duration((incident.resumed or 0.0) - incident.detected)
         past = f"past step {incident.step}" if incident.step >= 0 else "past the first step"
-        replayed = f", {incident.steps_lost} steps replayed" if incident.steps_lost is not None else ""
+        replayed = (
+            f", {plural(incident.steps_lost, 'step')} replayed" if incident.steps_lost is not None else ""
+        )
         self.say(f"incident {incident.number} is over: {past} after {took}{replayed}")
 
     def stopped(self, incident: Incident, run_dir: RunDir) -> None:
@@ -190,10 +195,13 @@ class Lines:
                 f"{Duration(room_s)}. Free space, or give the same command again within that time: it goes on from there"
             )
 
-    def finished(self, kind: str, step: int, checkpoints: Sequence[str]) -> None:
+    def finished(self, kind: str, step: int, checkpoints: Sequence[str], goes_on: str = "") -> None:
+        """The last line; `goes_on` ('from ...') is what the same command goes on from where nothing of ours was saved."""
         newest = f", newest checkpoint {checkpoints[0]}" if checkpoints else ""
         if self._bar:
             self._write("\r\x1b[K")
         self._bar = ""
         at = f" at step {step}" if step >= 0 else ""
         self.say(f"the run is {kind}{at}{newest}")
+        if goes_on:
+            self.say(f"the same command goes on {goes_on}")

@@ -6,6 +6,8 @@ directory stands at the end; safetensors say how long they are.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import re
 import shlex
@@ -14,11 +16,63 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from ....progress import RunDir, RunSpec
+from ....progress.records.own_checkpoint import describe_own
+from ....waiting import wait_within
+from ..record.recorder import Recorder
+
 USUAL = ("checkpoint-*", "*.ckpt", "*.pt", "*.pth", "global_step*", "iter_*", "step*", "step-*")
 """What is looked for below an attempt's output folder, at any depth, where no pattern was given."""
 _LAST_NUMBER = re.compile(r"(\d+)(?!.*\d)")
 _TORCH = (".pt", ".pth", ".bin", ".ckpt", ".distcp")
 _UNFINISHED = (".tmp", ".partial", ".incomplete", ".part")
+_END_S = 5.0
+
+
+class OwnCheckpoints:
+    """Those of one run's script."""
+
+    def __init__(self, run_dir: RunDir, spec: RunSpec, cwd: str, recorder: Recorder) -> None:
+        self._run_dir, self._spec, self._cwd, self._recorder = run_dir, spec, cwd, recorder
+
+    @property
+    def asked(self) -> str:
+        """Where they are looked for, in words; "" where the user asked for nothing of the kind."""
+        if not (self._spec.resume_arg or self._spec.resume_from):
+            return ""
+        return self._spec.resume_from or "the output folders of the attempts before (UNBROKEN_OUTPUT)"
+
+    async def find(self, attempt: int) -> Path | None:
+        """The newest whole one that was written in the attempts before `attempt`; written down where there is one."""
+        began = self._recorder.state.started
+        if attempt == 1 or began is None:
+            return None
+        outputs = [
+            p for n in range(1, attempt) if (p := self._run_dir.output(n)).is_dir() and any(p.iterdir())
+        ]
+        found = None
+        if outputs or self._spec.resume_from:  # a large folder on a shared file system takes a while
+            found = await asyncio.to_thread(
+                find_newest, self._spec.resume_from, Path(self._cwd), outputs, began
+            )
+        if found is not None:
+            await self._recorder.record_soft("own_checkpoint", attempt=attempt, path=str(found))
+        return found
+
+    def describe(self, attempt: int, found: Path | None) -> str:
+        """'from ...': what this attempt's script goes on from by itself; "" where it begins, or asks our Checkpointer."""
+        if found is None and (attempt == 1 or self.asked or self._recorder.state.asked):
+            return ""
+        return describe_own(str(found or ""), bool(self.asked))
+
+    async def describe_last(self) -> str:
+        """The same for the next time that the command is given; a file system that hangs holds no end up."""
+        if self._recorder.state.asked:
+            return ""
+        attempt, found = self._recorder.state.attempt + 1, None
+        with contextlib.suppress(TimeoutError, OSError):
+            found = await wait_within(self.find(attempt), _END_S)
+        return self.describe(attempt, found)
 
 
 def find_newest(pattern: str, cwd: Path, outputs: Iterable[Path], since: float) -> Path | None:
