@@ -102,7 +102,7 @@ def test_every_command_runs_with_what_make_install_brings(tmp_path: Path) -> Non
 def test_what_is_too_heavy_is_named_with_a_command_of_this_checkout() -> None:
     """Blocked lm_eval: the message names a target that the Makefile has."""
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
-    from unbroken.extras import MAKE_TARGETS, install_command, requirements
+    from unbroken.extras import MAKE_TARGETS, REQUIRED, install_command, requirements
 
     assert set(MAKE_TARGETS.values()) | {"install"} <= targets
     told = install_command("eval", root=ROOT, prefix=str(ROOT / ".venv"))
@@ -110,5 +110,7 @@ def test_what_is_too_heavy_is_named_with_a_command_of_this_checkout() -> None:
     assert "make install-eval" in README
     elsewhere = install_command("trace", prefix="/usr")
     assert "duckdb" in elsewhere and "unbroken[" not in elsewhere
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert requirements("trace") == declared["trace"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert requirements("trace") == project["optional-dependencies"]["trace"]
+    assert requirements("") == project["dependencies"]
+    assert [Requirement(r).name for r in project["dependencies"]] == list(REQUIRED)

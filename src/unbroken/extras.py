@@ -15,11 +15,13 @@ MAKE_TARGETS = {
     "hooks-torchtitan": "install-hooks", "hooks-deepspeed": "install-hooks", "hooks-megatron": "install-hooks",
 }  # fmt: skip
 """Extras that `make install` leaves out, and the target of a checkout's Makefile that brings them."""
+REQUIRED = ("typer", "rich", "psutil", "numpy", "xxhash")
+"""What every installation brings, and a source checkout on an image may lack. As an extra they are ""."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 def requirements(extra: str) -> list[str]:
-    """The requirements of an extra as pip takes them, such as `duckdb>=1.3`; [] where they are not known.
+    """The requirements of an extra ("": of the package itself) as pip takes them, such as `duckdb>=1.3`; [] where they are not known.
 
     The package's own name never stands in them: an index may know that name as somebody else's.
     """
@@ -27,6 +29,8 @@ def requirements(extra: str) -> list[str]:
         named = metadata.requires("unbroken") or []
     except metadata.PackageNotFoundError:
         return _of_checkout(extra)
+    if not extra:
+        return [r for r in named if ";" not in r]
     mark = re.compile(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""")
     return [r.split(";")[0].strip() for r in named if ";" in r and mark.search(r.split(";", 1)[1])]
 
@@ -41,7 +45,7 @@ def install_command(extra: str, *, root: Path = _ROOT, prefix: str = sys.prefix)
     if Path(prefix) == root / ".venv" and (root / "Makefile").is_file():
         return f"make -C {shlex.quote(str(root))} {target}"
     wanted = requirements(extra)
-    return shlex.join([sys.executable, "-m", "pip", "install", *(wanted or [extra])])
+    return shlex.join([sys.executable, "-m", "pip", "install", *(wanted or ([extra] if extra else REQUIRED))])
 
 
 def _of_checkout(extra: str) -> list[str]:
@@ -50,6 +54,6 @@ def _of_checkout(extra: str) -> list[str]:
 
     try:
         project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-        return list(project["optional-dependencies"][extra])
+        return list(project["optional-dependencies"][extra] if extra else project["dependencies"])
     except (OSError, KeyError, tomllib.TOMLDecodeError):
         return []

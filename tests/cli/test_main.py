@@ -152,6 +152,31 @@ def test_a_defect_of_ours_says_so(command: SimpleNamespace, capsys: pytest.Captu
     assert "Traceback" in err and "this is a defect of unbroken" in err and "ZeroDivisionError" in err
 
 
+def test_a_library_that_is_missing_is_said_in_one_line(
+    command: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on an image with PyTorch alone, from a source checkout; a module that we have no requirement for is our defect."""
+    command.does = raising(ModuleNotFoundError("No module named 'xxhash'", name="xxhash"))
+    assert cli.dispatch(["fake"]) == 4
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "unbroken fake: this command needs xxhash, which is not installed. Install it with: "
+    )
+    assert told.count("\n") == 1
+    command.does = raising(ModuleNotFoundError("No module named 'something'", name="something"))
+    assert cli.dispatch(["fake"]) == 70
+
+
+def test_without_typer_every_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; from unbroken.cli.main import main; main(sys.argv[1:])"
+    for name in cli.available():
+        done = subprocess.run(
+            [sys.executable, "-c", code, name, "x"], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 4 and "Traceback" not in done.stderr, done.stderr
+        assert f"unbroken {name}: this command needs typer" in done.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
     """`unbroken ... | head -1`: the pipe breaks at the exit at the latest, and nobody hears of it."""
     code = "import sys; sys.modules['unbroken.cli.fake'] = type(sys)('fake'); m = sys.modules['unbroken.cli.fake']\n" \

@@ -14,7 +14,8 @@ import os
 import sys
 import traceback
 
-from ..errors import Exit, UnbrokenError, UsageError
+from ..errors import Exit, MissingExtra, UnbrokenError, UsageError
+from ..extras import REQUIRED
 from ..page.terminal import filtered
 from ..version import __version__
 
@@ -106,14 +107,27 @@ def _dispatch(args: list[str]) -> int:
         # The reader of our output (head, less) has gone: not an error, and nothing more can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
+    except ModuleNotFoundError as e:
+        if (library := (e.name or "").split(".")[0]) not in REQUIRED:
+            return _report_defect(name, e)
+        missing = MissingExtra(library, "", what="this command")
+        if as_json:
+            print(json.dumps(missing.as_json()))
+        print(f"unbroken {name}: {missing}", file=sys.stderr)
+        return missing.exit_code
     except Exception as e:  # noqa: BLE001  the last line of defence: a bug of ours, said as such
-        traceback.print_exc()
-        print(
-            f"unbroken {name}: this is a defect of unbroken {__version__}, not of your input: "
-            f"{type(e).__name__}: {e}. Please report it with the lines above.",
-            file=sys.stderr,
-        )
-        return Exit.INTERNAL
+        return _report_defect(name, e)
+
+
+def _report_defect(name: str, error: Exception) -> int:
+    """Shows the traceback, and says whose fault it is."""
+    traceback.print_exception(error)
+    print(
+        f"unbroken {name}: this is a defect of unbroken {__version__}, not of your input: "
+        f"{type(error).__name__}: {error}. Please report it with the lines above.",
+        file=sys.stderr,
+    )
+    return Exit.INTERNAL
 
 
 def _help() -> str:
