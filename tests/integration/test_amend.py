@@ -15,9 +15,11 @@ from .conftest import RunUnderTest
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 NewRun = Callable[..., RunUnderTest]
 SCRIPT = """
-import sys, time
+import argparse, sys, time
 import torch, torch.distributed as dist, unbroken
 steps, lr = int(sys.argv[1]), sys.argv[2]
+if lr == "wrong":
+    argparse.ArgumentParser().error("unrecognized arguments: wrong")
 run = unbroken.attach()
 dist.init_process_group("gloo")
 c = unbroken.Checkpointer(snapshot_every=1, persist_every=10, memory="64MiB")
@@ -69,7 +71,9 @@ def test_a_live_run_takes_another_argument_and_loses_no_step(new_run: NewRun) ->
     assert refused.returncode == 10 and "the script does not exist" in refused.stderr, refused
     changed = amend(run, "script.py", "300", "0.05")
     assert changed.returncode == 0, changed
-    assert "0.1 -> 0.05" in changed.stdout and "attempt 2 runs with them" in changed.stdout, changed
+    assert "0.1 -> 0.05" in changed.stdout and "attempt 2 runs with them, from step" in changed.stdout, (
+        changed
+    )
     assert run.wait() == 0, run.output
     steps = history(run)
     assert [s for s, *_ in steps] == list(range(1, 301)), "each step once"
@@ -80,6 +84,18 @@ def test_a_live_run_takes_another_argument_and_loses_no_step(new_run: NewRun) ->
     # Now those are its arguments: the old ones are another command line's.
     old = new_run("--nodes", "2", "--nproc", "1", script=SCRIPT, args=["300", "0.1"]).start()
     assert old.wait() == 12, old.output
+
+
+def test_a_live_run_goes_back_from_arguments_that_the_script_refuses(new_run: NewRun) -> None:
+    run = new_run("--nodes", "2", "--nproc", "1", script=SCRIPT, args=["200", "0.1"]).start()
+    run.until_step(15)
+    wrong = amend(run, "script.py", "200", "wrong")
+    assert wrong.returncode == 10 and "waiting for its first step" in wrong.stdout, wrong
+    assert "failed before its first step, and the run goes back" in wrong.stderr, wrong
+    assert "wrong -> 0.1" in wrong.stderr and "unrecognized arguments" in wrong.stderr, wrong
+    assert run.wait() == 0, run.output
+    assert [(s, lr) for s, lr, _ in history(run)] == [(s, "0.1") for s in range(1, 201)]
+    assert [r.get("back", False) for r in run.journal("amended")] == [False, True]
 
 
 def test_a_stopped_run_goes_on_with_fewer_ranks_and_a_completed_one_with_more_steps(new_run: NewRun) -> None:

@@ -22,7 +22,8 @@ def describe_amendment(record: Mapping[str, Any]) -> str:
             f"{plural(had[0], 'node')} x {plural(had[1], 'rank')} -> {record['nodes']} x {record['nproc']}"
         )
     after = f", after step {step:,}" if step >= 0 else ""
-    return f"from attempt {record.get('before', '?')} on{after}: {'; '.join(c for c in changes if c)}"
+    back = " (back: that command failed before its first step)" if record.get("back") else ""
+    return f"from attempt {record.get('before', '?')} on{after}: {'; '.join(c for c in changes if c)}{back}"
 
 
 def describe_resize(record: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from .decision import PastIncident
 from .doubt import Doubt
 
 Record = dict[str, Any]
+_ENDED_AT_OWN_STEP = ("amended", "resized", "interrupted", "completed")
+"""How an attempt ended of which the record tells its own highest step; of others it may be the run's."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ class RunState:
     nproc: int = 0
     amended: list[dict[str, Any]] = field(default_factory=list)
     """The records of what was changed in between, oldest first."""
+    stepped: bool = False
+    """Whether a step was made with the command."""
+    proven_command: tuple[str, ...] = ()
+    """The newest command that made a step, while one that took its place in a live run has made none; else ()."""
+    history_before: list[PastIncident] = field(default_factory=list)
+    """What counted of the incidents when that one took its place."""
     resized_after: int = 0
     """The last attempt of another number of ranks: what is in memory of it and of those before restores nothing."""
     without: tuple[str, ...] = ()
@@ -143,6 +151,9 @@ class RunState:
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
                 self.history, self.grown, self.growing, self.by_hand = [], [], False, True
+                self._note_proven(
+                    stepped=self.stepped
+                )  # whoever gave a command by hand is told what is wrong with it
             if self.status != "completed":
                 self.status, self.why = "running", ""
         elif kind == "resized":
@@ -177,6 +188,8 @@ class RunState:
                 self.growing = True
                 self.grown.append(float(r["t"]))
             ended_at = int(r.get("step", -1))
+            if ended_at >= 0 and r.get("how") in _ENDED_AT_OWN_STEP:
+                self._note_proven(stepped=True)
             # What earlier attempts made beyond the end of the last one does not count: it began again with fewer steps, say.
             self.step = (
                 ended_at if r.get("how") == "completed" and ended_at >= 0 else max(self.step, ended_at)
@@ -208,6 +221,8 @@ class RunState:
                 Brought(str(r["place"]), int(r["number"]), tuple(r["checkpoints"]), int(r["before"]))
             )
         elif kind == "incident":
+            if r.get("reached", True):
+                self._note_proven(stepped=True)
             self.incident = r["incident"]
             self.unresumed = r["incident"]
             self.history.append(
@@ -222,6 +237,8 @@ class RunState:
             )
             self.pairs_due = self.pairs_due or bool(r.get("test_pairs", False))
             self.step = max(self.step, r["step"])
+        elif kind == "first_step":
+            self._note_proven(stepped=True)
         elif kind == "resumed":
             self.unresumed = None
             self.step = max(self.step, r["step"])
@@ -263,11 +280,25 @@ class RunState:
             self.status, self.why = r["status"], r.get("why", "")
 
     def _amend(self, r: Record) -> None:
-        """Takes new arguments, or another number of nodes or ranks: budgets start afresh."""
+        """Takes new arguments, or another number of nodes or ranks: budgets start afresh, but where the run goes back to what
+        it had."""
         self.amended.append(r)
-        self.command, self.history = tuple(r["command"]), []
+        self.command = tuple(r["command"])
+        if r.get("back"):
+            self.history = [*self.history_before, *self.history]
+            self._note_proven(stepped=True)
+        else:
+            if r.get("live") and self.stepped:
+                self.proven_command, self.history_before = tuple(r["was"]), self.history
+            self.stepped, self.history = False, []
+            if not r.get("live") or self.command == self.proven_command:
+                self._note_proven(stepped=self.command == self.proven_command)
         if "nodes" in r:
             self.nodes, self.nproc = int(r["nodes"]), int(r["nproc"])
             self.slots, self.without, self.resized_after = (), (), self.attempt
         if self.status == "completed":
             self.status, self.why = "running", ""
+
+    def _note_proven(self, *, stepped: bool) -> None:
+        """From the command there is no way back to another one: it has made a step, or was given by hand."""
+        self.stepped, self.proven_command, self.history_before = stepped, (), []

@@ -122,6 +122,7 @@ def assemble(
         fencing,
         stopping,
         diagnose,
+        amending,
         recorder,
         term,
         background,

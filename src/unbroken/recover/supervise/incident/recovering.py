@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ....diagnose import Facts
 from ....diagnose.observed.interruptions import judge_interruption
@@ -18,6 +19,7 @@ from ....progress.records.decision import Decision
 from ....progress.records.incident import Incident
 from ....progress.records.steps import read_steps
 from ....progress.records.verdict import Action, Verdict
+from ...decide.going_back import goes_back
 from ...decide.policy import decide
 from ...telling.teller import Teller
 from ..attempt.attempt import Attempt
@@ -45,6 +47,13 @@ _SETTLE_QUIET_S = 0.15
 Diagnose = Callable[[Sequence[Path], Facts], Awaitable[Verdict]]
 
 
+class WayBack(Protocol):
+    """Lets the next attempt run the command from before it was amended."""
+
+    def describe_way_back(self) -> str: ...
+    async def go_back(self, why: str) -> None: ...
+
+
 class Recovering:
     """Handles incidents, and notes when each is over."""
 
@@ -56,6 +65,7 @@ class Recovering:
         fencing: Fencing,
         stopping: Stopping,
         diagnose: Diagnose,
+        way_back: WayBack,
         recorder: Recorder,
         term: TermWatch,
         background: Background,
@@ -69,6 +79,7 @@ class Recovering:
         self._run_dir, self._budgets, self._fleet = run_dir, spec.budgets, fleet
         self._policy, self._least = spec.policy, spec.node_counts[-1]
         self._fencing, self._stopping, self._diagnose = fencing, stopping, diagnose
+        self._way_back = way_back
         self._recorder, self._term, self._background, self._stop = recorder, term, background, stop
         self._view, self._clock, self._teller, self._suspects = view, clock, teller, suspects
         self._own = own
@@ -205,6 +216,10 @@ class Recovering:
         ):
             why = f"{attempt.warm} ranks had started from warm processes: once more, cold ({decision.why})"
             decision = replace(decision, action=Action.RESTART, why=why)
+        failed = decision.why if goes_back(decision, state.proven_command) else ""
+        if failed:
+            why = f"{self._way_back.describe_way_back()}: {failed}"
+            decision = replace(decision, action=Action.RESTART, why=why)
         charged = decision.charged
         incident.decide(verdict, decision)
         self._recorder.write_incident(incident)
@@ -217,6 +232,9 @@ class Recovering:
             cause=charged.cause, fingerprint=charged.fingerprint, reason=verdict.reason, outcome=verdict.outcome.value,
             action=incident.action, why=decision.why, reached=charged.reached, named=charged.named, test_pairs=decision.test_pairs,
         )  # fmt: skip
+        if failed:
+            line = verdict.root.text.strip() if verdict.root is not None else ""
+            await self._way_back.go_back(f"{failed} ({line})" if line and line not in failed else failed)
         if decision.rollback is not None:
             await self._recorder.record(
                 "rollback", incident=incident.number, attempt=incident.attempt, before=decision.rollback.before,

@@ -2,13 +2,16 @@
 
 A live supervisor is asked over its link; it stops the attempt at a step boundary and starts the next one with the new
 command. Where none lives, whoever gives the amended command supervises with it. Either way the journal gets an `amended`
-record with the difference before an attempt runs with it, so that nobody has to remember what changed when.
+record with the difference before an attempt runs with it, so that nobody has to remember what changed when. An amendment
+that another one replaces before that has an `amend_replaced` record; one that a live run goes back from, a second `amended`
+record, with `back` and `why`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -48,6 +51,8 @@ class Amending:
         self._run_dir, self._spec, self._cwd, self._fleet = run_dir, spec, cwd, fleet
         self._record, self._recorder, self._say, self._changed = record, recorder, say, changed
         self.command = spec.command
+        self._request = ""
+        """Which amendment of a live run the command is from, for whoever asked for it; "" where it is none."""
 
     @property
     def _state(self) -> RunState:
@@ -76,7 +81,7 @@ class Amending:
             )
         command = tuple(words)
         if command == self.command:
-            return {"attempt": self._state.attempt, "changes": ""}
+            return self._answer()
         answers = await self._fleet.ask_all(self._fleet.up(), "check", command=words, cwd=self._cwd)
         for name, answer in answers.items():
             if refused := answer.get("refused"):
@@ -84,14 +89,45 @@ class Amending:
                     f"the run goes on as it is: {refused}", where=f"node {name}, in {self._cwd}",
                     hint=answer.get("hint"),
                 )  # fmt: skip
-        self.command = command
+        # Whoever asked for the one before waits until a step is made with it.
+        replaced = self._request if self.is_due or not self._state.stepped else ""
+        was, self.command = self.command, command
+        self._request = secrets.token_hex(4) if self.is_due else ""
         self._changed.set()
-        return {"attempt": self._state.attempt, "changes": describe_difference(self._state.command, command)}
+        answer = self._answer()
+        if replaced:
+            self._say(f"another --amend replaces the one before: {describe_difference(was, command)}")
+            await self._recorder.record_soft(
+                "amend_replaced", request=replaced, command=list(was), by=list(command)
+            )
+        return answer
+
+    def _answer(self) -> Message:
+        """What is said to whoever asked: no changes where the newest attempt runs the command already."""
+        difference = describe_difference(self._state.command, self.command)
+        return {"attempt": self._state.attempt, "request": self._request, "changes": difference}
 
     async def settle(self) -> None:
         """Writes down what the next attempt runs with, where that differs from the one before."""
         if self.is_due:
-            await self._note(command=list(self.command), was=list(self._state.command))
+            live = {"live": True, "request": self._request} if self._request else {}
+            await self._note(command=list(self.command), was=list(self._state.command), **live)
+
+    def describe_way_back(self) -> str:
+        """What becomes of a run whose amended command failed before any step, in words."""
+        failed = "the amended command failed before its first step"
+        if self.is_due:
+            return f"{failed}, and the one that was asked for since comes next"
+        return f"{failed}, and the run goes back to the command before"
+
+    async def go_back(self, why: str) -> None:
+        """Writes down that the next attempt runs the command that was amended last, for the new one has failed before any step;
+        where another amendment is asked for meanwhile, the next attempt runs that."""
+        state, proven = self._state, self._state.proven_command
+        if self.is_due or not proven:
+            return
+        self.command, self._request = proven, ""
+        await self._note(command=list(proven), was=list(state.command), back=True, why=why)
 
     async def settle_size(self) -> None:
         """Writes down that the run goes on with other nodes or ranks. Raises RunDirMismatch where an attempt of the old size
@@ -123,7 +159,7 @@ class Amending:
         await self._recorder.record(
             "amended", before=self._state.attempt + 1, step=self._state.step, **fields
         )
-        # The journal is the truth; run.toml follows it, and a call that finds it behind mends it.
+        # The journal is the truth; run.toml follows it, and a call that finds it behind fixes it.
         with contextlib.suppress(OSError):  # such as a full disk
             write_spec(self._run_dir, replace(read_spec(self._run_dir.spec), command=self.command, nodes=self._spec.nodes, nproc=self._spec.nproc))  # fmt: skip
             await asyncio.to_thread(self._record.keep_spec)
