@@ -32,6 +32,19 @@ def test_what_is_new_since_the_last_attempt_that_trained_is_told(tmp_path: Path)
     assert not describe_new(run, 3)
 
 
+def test_an_attempt_that_trained_with_what_is_new_says_so(tmp_path: Path) -> None:
+    here, run = tmp_path / "job", RunDir(tmp_path / "job" / "runs" / "a")
+    run.create()
+    for attempt in (1, 2):
+        keep_code(run, attempt, ["train.py", "--lr", str(attempt)], here)
+        run.steps(attempt).write_text("{}\n" * 50)
+    assert describe_new(run, 2) == "new since attempt 1, attempt 2 made 50 steps with it: the command changed"
+    assert not describe_new(run, 2, from_outside=True), "a kill has nothing to do with code that trains"
+    run.steps(2).write_text("")
+    told = "new since attempt 1, the last that trained: the command changed"
+    assert describe_new(run, 2) == describe_new(run, 2, from_outside=True) == told, "more memory, say"
+
+
 def test_only_what_ranks_may_read_is_looked_at(tmp_path: Path) -> None:
     for name in (
         ".git/x.py",

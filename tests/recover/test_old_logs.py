@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,15 @@ from unbroken.diagnose.read.sources import blocks, expand
 from unbroken.progress import RunDir
 from unbroken.progress.growing_logs import drop_middle, used_bytes
 from unbroken.recover.supervise.record import old_logs
-from unbroken.recover.supervise.record.old_logs import bound_newest, tidy_logs
+from unbroken.recover.supervise.record.old_logs import bound_newest, settle_logs, tidy_logs
 from unbroken.status.rank_logs import Wanted, rank_logs, read_tail
+from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
+from unbroken.units import Bytes
+
+from .simulating import Simulate, reach
 
 LINE = "step 1 of many, as a rank prints them\n"
+KEEP = 3 << 20
 
 
 @pytest.fixture
@@ -94,6 +100,48 @@ def test_a_log_that_grows_without_end_keeps_its_beginning_and_its_end(run: RunDi
     tidy_logs(run, 7, 1 << 40)
     (packed,) = rank_logs(run, 5, Wanted(ranks=frozenset({0})))
     assert packed.path.suffix == ".gz" and list(read_tail(packed, None)) == lines
+
+
+def chat(run: SimulatedRun, attempt: int) -> None:
+    """Four times as much as may be kept, of one rank."""
+    path = run.run_dir.rank_log(attempt, "node-00000", 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as f:
+        f.write(LINE * (4 * KEEP // len(LINE)))
+
+
+def used(run: SimulatedRun) -> int:
+    return sum(used_bytes(p) for p in run.run_dir.path.glob("attempts/*/*/rank-*.log*"))
+
+
+def test_an_attempt_that_was_taken_over_is_kept_within_the_budget_and_the_end_of_a_run_too(
+    simulate: Simulate, tmp_path: Path
+) -> None:
+    if not growing_logs_can_shrink(tmp_path):
+        pytest.skip("this file system frees no middle of a file")
+
+    async def act(run: SimulatedRun) -> None:
+        run.spec = replace(run.spec, keep_logs=Bytes(KEEP))
+        await reach(run, 1, 5)
+        run.kill_supervisor()
+        run.restart_supervisor()
+        await run.until(lambda: run.journal("adopted"))
+        chat(run, 1)
+        await run.until(lambda: used(run) <= KEEP, 150)
+        assert [r["attempt"] for r in run.journal("attempt")] == [1] and not run.task.done()
+        chat(run, 1)
+        run.supervisor.request_stop()
+        assert await run.task == "interrupted" and used(run) <= KEEP
+
+    simulate(act, 2)
+
+
+def test_the_end_of_a_run_removes_the_oldest_logs_and_packs_none(run: RunDir) -> None:
+    size = used_bytes(run.rank_log(5, "node-0", 0))
+    settle_logs(run, 5 * size)
+    assert [len(rank_logs(run, n)) for n in range(1, 6)] == [0, 0, 0, 2, 2]
+    assert not [*run.path.glob("attempts/*/*/*.gz")]
+    settle_logs(RunDir(run.path / "none"), 0)
 
 
 def growing_logs_can_shrink(folder: Path) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from unbroken.link.bounds import Malformed
-from unbroken.recover.supervise.nodes.received import check
+from unbroken.progress.records.state import RunState
+from unbroken.recover.supervise.nodes.received import check, hello
 
 
 def keeper(**event: Any) -> dict[str, Any]:
@@ -48,3 +49,19 @@ def test_what_a_keeper_says_is_let_through(event: dict[str, Any]) -> None:
 def test_what_the_supervisor_could_not_read_is_not(event: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
         check(event, 2)
+
+
+def test_a_node_that_was_cut_off_may_tell_of_ranks_that_are_no_more() -> None:
+    """The run went on with fewer nodes meanwhile; its agent is to come in all the same."""
+    running = {"pid": 1, "running": True}
+    message = {"op": "hello", "node": "n3", "attempt": 1, "ranks": {"2": running}}
+    assert hello(message) is message
+    with pytest.raises(Malformed):
+        hello(message | {"ranks": {"-2": running}})
+
+
+def test_the_most_ranks_of_a_run_are_known_from_its_journal() -> None:
+    run = {"kind": "run", "t": 0.0, "command": ["a"], "nodes": 3, "nproc": 2}
+    fewer = {"kind": "amended", "command": ["a"], "nodes": 2, "nproc": 2}
+    state = RunState.of([run, fewer])
+    assert (state.nodes, state.most_ranks) == (2, 6)

@@ -10,9 +10,11 @@ from ... import atomic
 from ...errors import ContractError
 from .. import RunDir
 from .decision import Decision
-from .verdict import Verdict
+from .state import Record
+from .verdict import Outcome, Root, Verdict
 
 SCHEMA = 3
+_FROM_RECORD = "its file could not be written at the time: this is what the run's journal has of it"
 
 
 @dataclass
@@ -124,6 +126,29 @@ class Incident:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise ContractError(f"not an incident: {e}") from e
+
+    @classmethod
+    def from_record(cls, r: Record) -> Incident:
+        """What a record of the journal (kind `incident`) has of it. Raises ContractError."""
+        try:
+            first = str(r.get("fingerprint", "")).split("/", 2)[2:]
+            verdict = Verdict(
+                Outcome(r.get("outcome", "unknown")), reason=r.get("reason"),
+                root=Root(text=first[0]) if first else None, notes=(_FROM_RECORD,),
+            )  # fmt: skip
+            when = float(r["t"])
+            return cls(
+                int(r["incident"]), int(r["attempt"]), str(r["what"]), int(r["step"]), when, when, verdict,
+                action=str(r.get("action", "")), why=str(r.get("why", "")),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as e:
+            raise ContractError(f"not the record of an incident: {e}") from e
+
+    def take_resumed(self, r: Record) -> None:
+        """Takes in what the journal's record (kind `resumed`) has of its end."""
+        self.resumed = self.detected + float(r.get("seconds", 0.0))
+        self.resumed_step, self.steps_lost = r.get("first_step"), r.get("steps_lost")
+        self.next_attempt = r.get("attempt")
 
     def write(self, run_dir: RunDir) -> None:
         """Writes incidents/NNNN.json, whole."""

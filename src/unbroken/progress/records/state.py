@@ -39,6 +39,8 @@ class RunState:
     """What the newest attempt runs, or the first one will; () before the run's first record."""
     nodes: int = 0
     nproc: int = 0
+    most_ranks: int = 0
+    """The most ranks that an attempt of it could have had: a node that was cut off may still tell of such a one."""
     amended: list[dict[str, Any]] = field(default_factory=list)
     """The records of what was changed in between, oldest first."""
     stepped: bool = False
@@ -145,6 +147,7 @@ class RunState:
             self.started = r["t"]
             self.command = tuple(r.get("command") or ())
             self.nodes, self.nproc = int(r.get("nodes", 0)), int(r.get("nproc", 0))
+            self.most_ranks = max(self.most_ranks, self.nodes * self.nproc)
         elif kind == "amended":
             self._amend(r)
         elif kind == "epoch":
@@ -295,6 +298,7 @@ class RunState:
                 self._note_proven(stepped=self.command == self.proven_command)
         if "nodes" in r:
             self.nodes, self.nproc = int(r["nodes"]), int(r["nproc"])
+            self.most_ranks = max(self.most_ranks, self.nodes * self.nproc)
             self.slots, self.without, self.resized_after = (), (), self.attempt
         if self.status == "completed":
             self.status, self.why = "running", ""

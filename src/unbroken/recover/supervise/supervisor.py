@@ -45,7 +45,7 @@ from .nodes.machines import describe_memory, list_gpus
 from .parts import Parts, assemble
 from .record.background import Background
 from .record.old_logs import OldLogs
-from .record.recorder import Recorder
+from .record.recorder import CannotRecord, Recorder
 from .record.run_folder import FolderLoss, RunFolderWatch
 from .record.stop_request import StopRequest
 from .record.term import Superseded, TermWatch
@@ -118,6 +118,7 @@ class Supervisor:
             desk.term = claimed.number
             text = await asyncio.to_thread(self._record.read)
             state = RunState.of(text.records, now=self._clock.wall())
+            desk.world_size = max(self._spec.world_size, state.most_ranks)
             if state.status == "completed" and state.command in ((), self._spec.command):
                 await self._sweep(fleet)
                 self._view.say("this run is already completed")
@@ -132,6 +133,7 @@ class Supervisor:
                 float(self._spec.timeouts.stop),
             )  # fmt: skip
             try:
+                recorder.write_missing_incidents(text.records)
                 if state.started is None:
                     await recorder.record(
                         "run", run_id=self._spec.run_id, command=list(self._spec.command), nodes=self._spec.nodes,
@@ -227,15 +229,21 @@ class Supervisor:
         self._background.start(self._keep_metrics(parts))
         self._background.start(parts.suspects.settle())
         try:
-            ended = await self._supervise(parts)
+            try:
+                ended = await self._supervise(parts)
+            except CannotRecord as e:  # a stop was asked for, and what comes next cannot be written down
+                self._view.say(e.message)
+                ended = await parts.finishing.finish("interrupted")
             if lost.why:
                 raise await parts.finishing.describe_lost_folder(lost.why)
+            await self._old_logs.settle()
             return ended
         except (Superseded, RunDirLost):
             raise
         except (Exception, asyncio.CancelledError):
             if not parts.term.is_over:
                 await parts.stopping.leave(flush=True)
+                await self._old_logs.settle()
             raise
 
     async def _supervise(self, parts: Parts) -> str:
@@ -268,8 +276,6 @@ class Supervisor:
                 try:
                     attempt = await parts.launching.start()
                     failed_starts = 0
-                    if attempt is not None:
-                        self._background.start(self._old_logs.tidy(attempt.number))
                 except StartFailed as e:
                     if isinstance(e.error, NoRoom) and e.attempt is not None:
                         await parts.room_wait.wait(e.attempt, e.error)
@@ -278,6 +284,7 @@ class Supervisor:
                     await self._note_failed_start(parts, e, failed_starts)
                 continue
             self._attempt = attempt
+            self._background.start(self._old_logs.tidy(attempt.number))
             outcome = await parts.watching.watch(attempt)
             if outcome.kind in ("amended", "resized"):
                 await parts.launching.end_amended(attempt, outcome)
@@ -285,9 +292,11 @@ class Supervisor:
                 continue
             _log.info("attempt %d ended: %s", attempt.number, outcome.kind)
             if outcome.kind in ("completed", "interrupted"):
-                await parts.recorder.record(
-                    "ended", attempt=attempt.number, how=outcome.kind, step=attempt.step
-                )
+                ended = {"attempt": attempt.number, "how": outcome.kind, "step": attempt.step}
+                try:
+                    await parts.recorder.record("ended", **ended)
+                except CannotRecord:  # the nodes have to be left all the same, and there may be room by then
+                    await parts.recorder.record_soft("ended", **ended)
                 return await parts.finishing.finish(outcome.kind)
             if outcome.kind in ("renumbered", "refused"):
                 await parts.launching.end_misplaced(attempt, outcome)
@@ -297,7 +306,7 @@ class Supervisor:
             attempt = None
 
     async def _keep_metrics(self, parts: Parts) -> None:
-        """Writes the file of metrics again every few seconds."""
+        """Writes the file of metrics again every few seconds, and what a disk refused before."""
         while True:
             a = self._attempt
             loss = a.last.loss if a is not None and a.last is not None else None
@@ -305,6 +314,7 @@ class Supervisor:
                 parts.recorder.state, self._clock.wall(), step=a.step if a is not None else -1,
                 loss=loss if loss is not None and math.isfinite(loss) else None, step_s=a.step_time if a is not None else None,
             )  # fmt: skip
+            parts.recorder.write_later()  # also where nothing else is recorded for a while
             await asyncio.sleep(_METRICS_S)
 
     async def _note_failed_start(self, parts: Parts, failed: StartFailed, count: int) -> None:
@@ -312,7 +322,7 @@ class Supervisor:
         error, attempt = failed.error, failed.attempt
         self._view.say(f"attempt {parts.recorder.state.attempt} could not be started: {error}")
         delay_s, why = decide_failed_start(count, error.message)
-        if why:
+        if why and not self._stop:
             hint = error.hint or "See the agents' logs in the run directory"
             raise RunStopped(why, where=error.where, hint=hint)
         if attempt is not None:

@@ -9,12 +9,13 @@ as its attempt was sealed, and are back) counts as long as no later attempt has 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ....checkpoint.catalogue.candidates import candidates
 from ....checkpoint.catalogue.contents import Found
-from ....errors import RunStopped, StorageError, UnbrokenError
+from ....errors import RunInterrupted, StorageError, UnbrokenError
 from ....progress import RunSpec
 from ....progress.records.candidate import CandidateMessage, folder_name, parse_folder_name
 from ....progress.records.state import Brought, RunState
@@ -103,21 +104,27 @@ class Accepting:
         """Seals the attempt that the run ends with; where its checkpoints cannot be listed the next start does."""
         try:
             accepted = await self._place.committed(attempt, within_s=_LAST_S)
-        except (StorageError, RunStopped) as e:
+            await self._note_restored(attempt, accepted, in_memory=bool(memory))
+        except (StorageError, RunInterrupted) as e:
             self._say(f"{e.message}; what attempt {attempt} saved is listed when the run goes on")
             return
-        await self._note_restored(attempt, accepted, in_memory=bool(memory))
         await self._recorder.record("seal", attempt=attempt, checkpoints=accepted, memory=memory)
 
     async def accept_late(self) -> None:
-        """Takes into the seals what was accepted in memory and has become durable since, also elsewhere."""
+        """Takes into the seals what was accepted in memory and has become durable since, also elsewhere. What cannot be read as a stop
+        is asked for is left to the next start."""
         late = await self._place.accept_elsewhere(self._spec.room_elsewhere)
         for name in late:
             self._say(f"{name} was written to {self._elsewhere}, because its own place refused it: it counts")
         for attempt in {key[1] for n in late if (key := parse_folder_name(n))} & self._state.seals.keys():
-            await self._note_restored(attempt, ())
+            with contextlib.suppress(RunInterrupted):
+                await self._note_restored(attempt, ())
         for attempt, names in widen_seals(await self.list_found(), self._state).items():
-            await self._note_restored(attempt, names)
+            try:
+                await self._note_restored(attempt, names)
+            except RunInterrupted as e:
+                self._say(f"{e.message}; what attempt {attempt} saved late is listed when the run goes on")
+                continue
             await self._recorder.record("seal", attempt=attempt, checkpoints=list(names))
 
     async def count_in_memory(self, last: Last) -> None:

@@ -24,7 +24,7 @@ from ....checkpoint.convert.origin import bring, find_origin
 from ....checkpoint.format.manifest import MANIFEST, Manifest
 from ....checkpoint.storage import open_storage
 from ....checkpoint.storage.base import Storage
-from ....errors import CheckpointError, RunStopped, StorageError, UnbrokenError
+from ....errors import CheckpointError, RunInterrupted, RunStopped, StorageError, UnbrokenError
 from ....progress import RunDir
 from ....progress.records.candidate import parse_folder_name
 from ....progress.records.state import Brought, RunState
@@ -117,7 +117,8 @@ class CheckpointPlace:
     async def take(self) -> int:
         """Takes over what others left in the place, and claims the number of the next attempt there.
 
-        Waits while the place cannot be reached. Raises RunStopped where it may not be used.
+        Waits while the place cannot be reached. Raises RunStopped where it may not be used, RunInterrupted where a stop was asked
+        for while it waited.
         """
         url = self.current()
         self.refusal, self.collided, self._over = None, False, self._state().attempt
@@ -129,7 +130,7 @@ class CheckpointPlace:
             while not await self._patiently(url, lambda s, n=number: self._claim(s, n)):  # type: ignore[misc]
                 number += 1
             await self._accept(url, found, number)
-        except RunStopped:
+        except (RunStopped, RunInterrupted):
             raise
         except UnbrokenError as e:
             raise RunStopped(e.message, where=e.where, hint=e.hint) from e
@@ -172,7 +173,7 @@ class CheckpointPlace:
 
     async def committed(self, attempt: int, *, within_s: float | None = None) -> list[str]:
         """The checkpoints of an attempt that are committed now. Waits while the place cannot be reached; raises
-        StorageError after `within_s`, RunStopped where the run is asked to end."""
+        StorageError after `within_s`, RunInterrupted where the run is asked to end."""
 
         def look(storage: Storage) -> list[str]:
             return [f.name for f in listing(storage) if f.attempt == attempt and f.committed]
@@ -181,7 +182,7 @@ class CheckpointPlace:
 
     async def read_went_on(self, attempt: int, saved: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
         """(attempt, step) of what an attempt went on from, by the newest of these checkpoints of it, each with its place; None where it
-        does not say it."""
+        does not say it. Raises RunInterrupted where the place cannot be reached and the run is asked to end."""
         newest, place = max(saved, key=lambda found: (parse_folder_name(found[0]) or (0, 0))[0])
 
         def look(storage: Storage) -> tuple[int, int] | None:
@@ -294,7 +295,8 @@ class CheckpointPlace:
         return [f.name for f in fresh]
 
     async def _patiently(self, url: str, ask: Callable[[Storage], T], within_s: float | None = None) -> T:
-        """What `ask` gives of the storage at `url`, asked again while that cannot be reached."""
+        """What `ask` gives of the storage at `url`, asked again while that cannot be reached. Raises RunInterrupted where the run is
+        asked to end meanwhile: the next start does it."""
         tries = 0
         while True:
             try:
@@ -310,7 +312,7 @@ class CheckpointPlace:
                 if within_s is not None and tries * _RETRY_S >= within_s:
                     raise StorageError(f"the checkpoints cannot be listed: {why}", where=url) from e
                 if self._giving_up():
-                    raise RunStopped(
+                    raise RunInterrupted(
                         f"the checkpoints cannot be reached: {why}", where=url,
                         hint="Fix that and give the same command again",
                     ) from e  # fmt: skip

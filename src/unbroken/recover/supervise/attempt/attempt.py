@@ -146,8 +146,8 @@ class Attempt:
     def note_exit(self, rank: int, message: Message, moment: Moment | None = None) -> None:
         """Takes an agent's report of a rank's end; of several of the same rank the first one counts. `moment` is when it
         ended, on the supervisor's monotonic clock, where the agent tells it."""
-        state = self.ranks[rank]
-        if state.exit is not None:
+        state = self.ranks.get(rank)
+        if state is None or state.exit is not None:
             return
         when, earliest, latest = self._date(message["time"], moment)
         state.exit = RankExit(

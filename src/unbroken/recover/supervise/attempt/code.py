@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .... import atomic
 from ....progress import RunDir
+from ....units import plural
 
 _log = logging.getLogger("unbroken.supervisor")
 SCHEMA = 1
@@ -80,8 +81,15 @@ def keep_code(run_dir: RunDir, attempt: int, command: Sequence[str], cwd: Path) 
         _log.warning("what attempt %d is launched with could not be noted: %s", attempt, e)
 
 
-def describe_new(run_dir: RunDir, attempt: int) -> str:
-    """What this attempt was launched with that the last one before it that trained was not, in words; "" for nothing."""
+def describe_new(run_dir: RunDir, attempt: int, *, from_outside: bool = False) -> str:
+    """What this attempt was launched with that the last one before it that trained was not, in words; "" for nothing.
+
+    One that has made steps itself has trained with it, which is said: what is new may still be at fault (a learning rate, an
+    evaluation that comes late). Not of a failure `from_outside`, such as a kill or a lost node: new code that trains has no part in it.
+    """
+    made = _count_steps(run_dir, attempt)
+    if made and from_outside:
+        return ""
     now = _read(run_dir, attempt)
     for before in reversed([n for n in run_dir.attempt_numbers() if n < attempt]):
         steps = run_dir.steps(before)
@@ -90,8 +98,20 @@ def describe_new(run_dir: RunDir, attempt: int) -> str:
         new = find_new(_read(run_dir, before), now)
         more = f" and {len(new) - _MOST_TOLD} more" if len(new) > _MOST_TOLD else ""
         told = f"{', '.join(new[:_MOST_TOLD])}{more}"
-        return f"new since attempt {before}, the last that trained: {told}" if new else ""
+        trained = (
+            f"attempt {attempt} made {plural(made, 'step')} with it" if made else "the last that trained"
+        )
+        return f"new since attempt {before}, {trained}: {told}" if new else ""
     return ""
+
+
+def _count_steps(run_dir: RunDir, attempt: int) -> int:
+    """How many steps an attempt has made, as far as they were heard of."""
+    try:
+        with open(run_dir.steps(attempt), "rb") as f:
+            return sum(line.endswith(b"\n") for line in f)
+    except OSError:
+        return 0
 
 
 def find_new(then: Code, now: Code) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from ....progress.records.incident import Incident
 from ....progress.records.steps import read_steps
 from ....progress.records.verdict import Action, Verdict
 from ...decide.going_back import goes_back
-from ...decide.policy import decide
+from ...decide.policy import OUTSIDE, cause_of, decide
 from ...telling.teller import Teller
 from ..attempt.attempt import Attempt
 from ..attempt.code import describe_new
@@ -123,7 +122,8 @@ class Recovering:
         await self._fleet.gather_logs(attempt.nodes)
         logs = await asyncio.to_thread(logs_of, self._run_dir, attempt)
         verdict = await self._diagnose(logs, facts)
-        if new := await asyncio.to_thread(describe_new, self._run_dir, attempt.number):
+        outside = cause_of(verdict, facts) in OUTSIDE
+        if new := await asyncio.to_thread(describe_new, self._run_dir, attempt.number, from_outside=outside):
             verdict = replace(verdict, notes=(new, *verdict.notes))
             self._view.say(new)
         incident.phases["diagnose"] = self._clock.monotonic() - diagnose_began
@@ -290,7 +290,7 @@ class Recovering:
         if number is None:
             return None
         try:
-            found = Incident.from_json(json.loads(self._run_dir.incident(number).read_bytes()))
+            found = self._recorder.read_incident(number)
         except (OSError, ValueError, ContractError) as e:
             _log.warning("incident %d cannot be read, and stays open: %s", number, e)
             return None

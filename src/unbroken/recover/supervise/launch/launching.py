@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ....checkpoint.catalogue.announcement import pack
-from ....errors import RunError, RunInUse, RunStopped
+from ....errors import RunError, RunInterrupted, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.candidate import CandidateMessage
 from ....progress.records.state import RunState
@@ -28,7 +28,7 @@ from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
 from ..nodes.machines import find_meeting, name_interface, share_devices
 from ..record.clock import Clock
-from ..record.recorder import Recorder
+from ..record.recorder import CannotRecord, Recorder
 from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
@@ -122,7 +122,8 @@ class Launching:
         return self._recorder.state
 
     async def start(self) -> Attempt | None:
-        """Launches the next attempt; None where it is not ready for that, or a stop came before. Raises StartFailed, RunStopped, Superseded."""
+        """Launches the next attempt; None where it is not ready for that, or a stop came before. Raises StartFailed, RunStopped,
+        CannotRecord, Superseded."""
         began = self._clock.monotonic()
         attempt: Attempt | None = None
         try:
@@ -149,7 +150,10 @@ class Launching:
                 attempt.started = self._clock.wall()
                 own = await self._find_own(number)
                 await self._launch(attempt, int(port), own)
-        except (RunStopped, RunInUse):
+        except RunInterrupted as e:
+            self._view.say(str(e.message))
+            return None
+        except (RunStopped, RunInUse, CannotRecord):
             raise
         except RunError as e:
             raise StartFailed(e, attempt) from e
@@ -358,6 +362,8 @@ class Launching:
                 new = await self._replacing.find(old, before, until if enough else None)
                 if new is None:
                     return None
+                if not new and self._stop:
+                    return None  # who hurries waits for no node that is slow to come
                 if not new and not enough:
                     raise RunStopped(
                         f"no node is left to take the place of {old}", where=str(self._run_dir.path),

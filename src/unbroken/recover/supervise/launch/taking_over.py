@@ -77,5 +77,6 @@ class TakingOver:
             node = self._fleet.nodes.get(name)
             if node is None or not node.up or node.hello.get("attempt") != attempt.number:
                 break
-            ranks.update({int(r): described for r, described in node.hello.get("ranks", {}).items()})
+            told = {int(r): described for r, described in node.hello.get("ranks", {}).items()}
+            ranks.update({r: described for r, described in told.items() if r in attempt.ranks})
         return ranks

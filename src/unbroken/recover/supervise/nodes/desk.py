@@ -66,7 +66,8 @@ class Desk:
         """Listens from now on; call it in the event loop. `nproc` is the ranks of a node, from which follows how much its
         agent may send at once. Raises OSError."""
         self._fleet, self._inbox, self._token, self._logs = fleet, inbox, token, logs
-        self._world_size = world_size
+        self.world_size = world_size
+        """No rank of any attempt has this number or a higher one."""
         self._message_bytes = MESSAGE_BYTES + nproc * RANK_BYTES
         self._tasks: set[asyncio.Task[Any]] = set()
         self.term = 0
@@ -116,13 +117,13 @@ class Desk:
                 return await self.amend(message)
             try:
                 if op == "hello":
-                    node = self._fleet.welcome(received.hello(message, self._world_size), link)
+                    node = self._fleet.welcome(received.hello(message), link)
                     strange.cancel()
                     return {"epoch": self.term}
                 if op == "logs" and node is not None:
                     self._fleet.note_sign(node)
                     return await asyncio.to_thread(self._logs.take, node.name, message)
-                received.check(message, self._world_size)
+                received.check(message, self.world_size)
             except Malformed as e:
                 _log.warning("a message of %s was passed over: %s", node.name if node else "an agent", e)
                 raise RunError(f"the message makes no sense: {e}") from None
@@ -134,7 +135,7 @@ class Desk:
         def take_news(message: Message) -> bool:
             if node is None or link.strict or message.get("op") == "hello":
                 return False
-            received.check(message, self._world_size)
+            received.check(message, self.world_size)
             self._read(node, link, message)
             return True
 

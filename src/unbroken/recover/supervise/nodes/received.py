@@ -15,6 +15,7 @@ from ....progress.page import Phase
 
 _MOST = (1 << 63) - 1
 _LATEST = 1e12
+_MOST_RANKS = 1 << 20
 _PHASES = {int(p) for p in Phase}
 _KEEPER_NEEDS = {
     "host": ("attempt", "step"), "durable": ("attempt", "step"), "failed": ("attempt", "step"),
@@ -75,8 +76,9 @@ def check(m: Message, world_size: int) -> Message:
     return m
 
 
-def hello(m: Message, world_size: int) -> Message:
-    """An agent's first message, if it can mean it. Raises Malformed."""
+def hello(m: Message) -> Message:
+    """An agent's first message, if it can mean it. Raises Malformed. Which ranks there are depends on the attempt that it tells of,
+    which may be one with more of them: its node was cut off as the run went on with fewer."""
     text(m.get("node"), "node", empty=False)
     text(m.get("host", ""), "host")
     whole(m.get("attempt"), "attempt", 0, _MOST)
@@ -87,7 +89,7 @@ def hello(m: Message, world_size: int) -> Message:
     whole(m.get("protocol", 1), "protocol", 1, _MOST)
     whole(m.get("keeper_bytes", 0), "keeper_bytes", 0, _MOST)
     for rank, described in _table(m.get("ranks"), "ranks").items():
-        _rank(rank, world_size)
+        _rank(rank, _MOST_RANKS)
         d = _table(described, "rank")
         whole(d.get("pid"), "pid", 0, 1 << 32)
         if type(d.get("running")) is not bool:

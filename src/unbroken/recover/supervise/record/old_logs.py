@@ -7,6 +7,7 @@ run directory may still arrive. Where they alone are too much, the middle of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import logging
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 from ....progress import RunDir
 from ....progress.growing_logs import drop_middle, open_past_holes, used_bytes
 from ....units import Bytes
+from ....waiting import wait_within
 
 _log = logging.getLogger("unbroken.supervisor")
 _LEFT_AS_THEY_ARE = 2
@@ -29,6 +31,7 @@ _LEVEL = 4
 _EVERY_S = 60.0
 _SHARE = 100
 """Looking at all logs may take so small a part of the time."""
+_SETTLE_S = 5.0
 _LEAST_OF_ONE = 256 << 10
 """What is kept of one log at least."""
 
@@ -56,7 +59,7 @@ class OldLogs:
         self._refused = ""
 
     async def tidy(self, newest: int) -> None:
-        """Once an attempt is launched: what it leaves behind. From then on what grows is kept within its bounds too."""
+        """Once an attempt is launched, or taken over: what it leaves behind. From then on what grows is kept within its bounds too."""
         self._newest = newest
         if self._bounding is None:
             self._bounding = asyncio.create_task(self._bound_often())
@@ -80,6 +83,17 @@ class OldLogs:
                     f"the logs are above {Bytes(self._keep)} (--keep-logs) and cannot be kept smaller: {refused}"
                 )
             await asyncio.sleep(max(_EVERY_S, _SHARE * (time.monotonic() - began)))
+
+    async def settle(self) -> None:
+        """At the end of the run, which may have grown since it was last looked at: within its bounds once more. Nothing is compressed
+        for it, and a file system that hangs holds up no end."""
+        self.close()
+        with contextlib.suppress(TimeoutError, OSError):
+            await wait_within(self._settle(), _SETTLE_S)
+
+    async def _settle(self) -> None:
+        async with self._turn:  # whatever is compressed now ends at once
+            await asyncio.to_thread(settle_logs, self._run_dir, self._keep)
 
     def close(self) -> None:
         self._over.set()
@@ -130,6 +144,16 @@ def bound_newest(run_dir: RunDir, newest: int, keep: int) -> tuple[dict[Path, in
         except OSError as e:
             refused = f"{path}: {e.strerror or e}"
     return freed, refused
+
+
+def settle_logs(run_dir: RunDir, keep: int) -> None:
+    """Leaves the middle of the newest logs out and removes the oldest, as far as all together are above `keep` bytes."""
+    numbers = run_dir.attempt_numbers()
+    newest = max(numbers, default=0)
+    bound_newest(run_dir, newest, keep)
+    old = [n for n in numbers if n <= newest - _LEFT_AS_THEY_ARE]
+    for number in _make_room(run_dir, old, keep):
+        _log.info("the logs of attempt %d were removed (--keep-logs)", number)
 
 
 def _compress(path: Path, over: threading.Event) -> int:

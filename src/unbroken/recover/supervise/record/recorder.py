@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ....errors import RunError
+from ....errors import ContractError, RunError
 from ....progress import RunDir, newest_term
 from ....progress.records.incident import Incident
 from ....progress.records.state import RunState
@@ -71,7 +73,8 @@ class Recorder:
                     if self._slow:
                         await self._write_kept()
                     else:
-                        self.write_later()
+                        self._write_incidents()
+                        self._write_news()
                     if not self._unwritten:
                         self.state.apply(await self._append(kind, fields))
                         self.note_wait("record", "")
@@ -141,26 +144,58 @@ class Recorder:
                 )
             self._incidents[incident.number] = incident
 
+    def read_incident(self, number: int) -> Incident:
+        """An incident as its file has it, or will have it. Raises OSError, ValueError, ContractError."""
+        if (kept := self._incidents.get(number)) is not None:
+            return kept
+        return Incident.from_json(json.loads(self._run_dir.incident(number).read_bytes()))
+
+    def write_missing_incidents(self, records: Iterable[dict[str, Any]]) -> None:
+        """Writes those whose file a supervisor before this one could not write, as far as the record tells of them."""
+        missing: dict[int, Incident] = {}
+        for r in records:
+            if r["kind"] == "incident" and not self._run_dir.incident(r["incident"]).exists():
+                try:
+                    missing[r["incident"]] = Incident.from_record(r)
+                except ContractError as e:
+                    _log.warning(
+                        "incident %s has no file, and none can be made of the journal: %s", r["incident"], e
+                    )
+            elif r["kind"] == "resumed" and r.get("incident") in missing:
+                missing[r["incident"]].take_resumed(r)
+        for incident in missing.values():
+            self.write_incident(incident)
+
     def write_later(self) -> None:
         """Writes what the disk refused before, in its order, as far as it takes it now."""
-        for incident in list(self._incidents.values()):
-            self.write_incident(incident)
+        self._write_incidents()
         if self._slow:
             if self._unwritten and (self._flushing is None or self._flushing.done()):
                 self._flushing = asyncio.create_task(self._flush())
             return
+        with contextlib.suppress(OSError):
+            self._write_news()
+
+    def _write_incidents(self) -> None:
+        for incident in list(self._incidents.values()):
+            self.write_incident(incident)
+
+    def _write_news(self) -> None:
+        """Writes what is kept, in its order. Raises OSError where the disk refuses."""
         while self._unwritten:
             kind, fields = self._unwritten[0]
             try:
                 self.state.apply(self._journal.append(kind, **fields))
             except OSError:
                 del self._unwritten[:-_UNWRITTEN_MAX]
-                return
+                raise
             self._unwritten.pop(0)
 
     def close(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
+        with contextlib.suppress(OSError):
+            self._write_incidents()
         try:
             while self._slow and self._unwritten:  # news that nothing depends on, and that came last
                 kind, fields = self._unwritten[0]
