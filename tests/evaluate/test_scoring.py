@@ -424,7 +424,7 @@ def test_a_task_that_is_given_up_does_not_wait_for_its_other_parts(
     pool.submit(job_of(tmp_path, odd, rows=40))
     (done,) = wait(pool, 1, within=40)
     assert done.score is None
-    assert "died on 1 samples" in done.error
+    assert "died on 1 sample" in done.error
 
 
 @pytest.mark.skipif(sandbox_kind().startswith("none"), reason="no sandbox works on this machine")

@@ -275,7 +275,7 @@ def test_an_allocation_that_is_too_small_is_refused_before_anything_starts(
     job = bed.share_job()
     run = new_run("--nodes", "4", "--spares", "1", "--cluster", f"slurm,job={job}").start()
     assert run.wait() == 14
-    assert "the job has 4 nodes that can be used, the run asks for 4 nodes and 1 spares" in run.output
+    assert "the job has 4 nodes that can be used, the run asks for 4 nodes and 1 spare" in run.output
     assert "sbatch -N 5 --no-kill" in run.output and run.attempts() == 0
 
 

@@ -189,7 +189,7 @@ def test_where_many_ranks_stand_is_kept_of_each_place(tmp_path: Path) -> None:
     assert 513 in chosen and len(chosen) == stacks.MOST_TEXTS
     stacks.write({r: world[r] if r in chosen else p for r, p in found.items()}, tmp_path)
     overview = (tmp_path / stacks.OVERVIEW).read_text()
-    assert overview.startswith("1 ranks, state R: 513\n    spin (train.py:7)\n")
+    assert overview.startswith("1 rank, state R: 513\n    spin (train.py:7)\n")
     assert "999 ranks, state S: 0-512, 514-999" in overview and (tmp_path / "stacks-rank-513.txt").is_file()
 
 

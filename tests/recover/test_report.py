@@ -287,7 +287,7 @@ def test_damaged_parts_are_named_and_the_rest_is_shown(made: RunFolder) -> None:
     report = gather(made.run_dir)
     assert report.step == 39
     told = " ".join(report.problems)
-    assert "0001.json" in told and "1 lines of the journal" in told and "steps.jsonl" in told
+    assert "0001.json" in told and "1 line of the journal does not check" in told and "steps.jsonl" in told
     assert "cannot be read" in page(report)
     made.run_dir.spec.write_text("nodes = [")
     assert gather(made.run_dir).spec is None

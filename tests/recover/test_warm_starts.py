@@ -10,6 +10,7 @@ from typing import Any
 from unbroken.progress import RunDir
 from unbroken.recover.node.logs.folder import NodeFolder
 from unbroken.recover.node.ranks.process import LaunchOrder, describe_start
+from unbroken.recover.node.warm.pool import NOT_TOLD
 from unbroken.recover.node.warm.warming import _LAUNCH
 from unbroken.recover.supervise.launch.warm_starts import WarmStarts
 from unbroken.recover.supervise.nodes.node import Node
@@ -41,6 +42,32 @@ def test_a_cold_rank_is_told_with_what_became_of_its_agent() -> None:
     assert noted == {"kind": "launched", "attempt": 2, "warm": 1, "cold": {why: 1}}
     assert said == [f"1 of 2 ranks start cold: {why}"]
     assert nodes["b3"].agent_before == "", "said once"
+
+
+def test_a_command_given_again_does_not_say_that_its_new_agents_have_nothing_warm() -> None:
+    """It is so at every stop and start, and nobody can do anything about it; later it would be news."""
+    said: list[str] = []
+    noted: list[Any] = []
+
+    async def record(kind: str, **fields: Any) -> None:
+        noted.append(fields["cold"])
+
+    def start(work: Any) -> None:
+        if "record" in work.__name__:
+            asyncio.run(work)
+        work.close()
+
+    starts = WarmStarts(
+        SimpleNamespace(warm="auto"), SimpleNamespace(nodes={"b1": Node("b1")}), SimpleNamespace(record_soft=record),  # type: ignore[arg-type]
+        SimpleNamespace(start=start), said.append, lambda _: True,  # type: ignore[arg-type]
+    )  # fmt: skip
+    attempt: Any = SimpleNamespace(number=2, ranks=[0, 1], warm=None, cold_why="", first_step=None)
+    for _ in range(2):
+        starts.note_launch(
+            attempt, SimpleNamespace(restarts=1), {"b1": {"cold": {"0": NOT_TOLD, "1": NOT_TOLD}}}  # type: ignore[arg-type]
+        )  # fmt: skip
+    assert said == [f"all ranks start cold: {NOT_TOLD}"], "of the second launch alone"
+    assert noted == [{NOT_TOLD: 2}] * 2, "the journal has it"
 
 
 def test_a_warm_process_may_become_the_rank_of_the_next_attempt_on_a_gpu_too(tmp_path: Path) -> None:

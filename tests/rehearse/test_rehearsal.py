@@ -158,7 +158,7 @@ def test_a_script_that_fails_or_has_no_steps_is_said(tmp_path: Path) -> None:
     for n, (code, error, words) in enumerate([
         ("raise ValueError('bad')", RunError, "bad"),
         ("print(1)", UsageError, "no step of a torch optimizer"),
-        ("import torch; p = torch.nn.Parameter(torch.zeros(1)); torch.optim.SGD([p], 1.0).step()", UsageError, "1 steps only"),
+        ("import torch; p = torch.nn.Parameter(torch.zeros(1)); torch.optim.SGD([p], 1.0).step()", UsageError, "1 step only"),
     ]):  # fmt: skip
         (source / "t.py").write_text(code)
         folder = tmp_path / str(n)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InputError, UnbrokenError, UsageError
-from ..units import Bytes, Duration
+from ..units import Bytes, Duration, plural
 
 if TYPE_CHECKING:
     from ..telemetry.readers import Converted
@@ -360,7 +360,7 @@ def _samplers(quiet: bool, interval_s: float) -> list[Sampler]:
         gpus = GpuSampler(load_nvml(), share=GPU_SHARE / min(1.0, interval_s))
         samplers.append(gpus)
         names = gpus.names()
-        notes.append(f"{len(names)} GPUs: {', '.join(sorted(set(names)))}")
+        notes.append(f"{plural(len(names), 'GPU')}: {', '.join(sorted(set(names)))}")
     except UnbrokenError as e:
         notes.append(f"no GPUs: {e}")
     for s in samplers:

@@ -11,7 +11,7 @@ from typing import IO
 
 from ..errors import DoesNotFit
 from ..machine import available_memory, usable_memory
-from ..units import Bytes
+from ..units import Bytes, plural
 
 _RANK_NEEDS = Bytes("300MiB")
 """What a rank takes before it has allocated anything: an interpreter with torch."""
@@ -37,13 +37,13 @@ def check_fits(nodes: int, nproc: int, spares: int) -> None:
     need = Bytes(ranks * _RANK_NEEDS)
     if need > free:
         raise DoesNotFit(
-            f"{ranks} ranks on {nodes} nodes need at least {need} of memory before training starts, {free} is free",
+            f"{plural(ranks, 'rank')} on {plural(nodes, 'node')} need at least {need} of memory before training starts, {free} is free",
             hint="Use fewer --nodes or --nproc",
         )
     cores = os.cpu_count() or 1
     if ranks > 64 * cores:
         raise DoesNotFit(
-            f"{ranks} ranks on a machine with {cores} cores would not train but wait",
+            f"{plural(ranks, 'rank')} on a machine with {plural(cores, 'core')} would not train but wait",
             hint="Use fewer --nodes or --nproc",
         )
 

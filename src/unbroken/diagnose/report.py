@@ -37,7 +37,7 @@ _ACTIONS = {
     "restart_elsewhere": "restart from the last checkpoint, without the faulty node",
     "rollback_skip": "go back to a checkpoint before the spike and skip the batches after it (`unbroken run` does where it sees the loss and a checkpoint tells its data position; else by hand)",
     "stop": "do not restart: the same failure would come again",
-    "none": "nothing to do",
+    "none": "nothing",
 }
 Style = Callable[[str, str], str]
 
@@ -77,7 +77,7 @@ def text(
         f"{style('Do', 'bold')}      {_ACTIONS[v.action.value]}"
         + (f"; cordon {', '.join(v.cordon)}" if v.cordon else "")
     )
-    if v.mitigation:
+    if v.mitigation and v.mitigation != "Nothing to do.":
         lines.append(f"        {v.mitigation}")
     lines.append(
         f"{style('Sure', 'bold')}    {v.confidence:.0%}, decided by {v.decided_by}"

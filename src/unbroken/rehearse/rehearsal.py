@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 from ..errors import RunError, UsageError
+from ..units import plural
 from .compare import Comparison, FirstDifference, compare
 from .launch import Launcher, Supervised, Trial
 from .plan import RehearsalPlan
@@ -94,7 +95,7 @@ class Rehearsal:
         """Raises UsageError for a script that cannot be rehearsed, RunError for one that fails by itself."""
         if self.steps < 4:
             raise UsageError("a rehearsal needs 4 steps or more", hint="Raise --steps")
-        self.say(f"the training undisturbed, {self.steps} steps")
+        self.say(f"the training undisturbed, {plural(self.steps, 'step')}")
         undisturbed = self._trial()
         first = self._whole(undisturbed)
         report = RehearsalReport(len(first[0]) - 1, self.nproc)
@@ -161,7 +162,7 @@ class Rehearsal:
             raise RunError("the ranks made different numbers of steps", where=str(self.folder))
         if len(found[0]) < 4:
             raise UsageError(
-                f"the script made {len(found[0])} steps only",
+                f"the script made {plural(len(found[0]), 'step')} only",
                 hint="Let it make 4 or more: it is killed in the middle",
             )
         if any(s.reported and not s.state and not s.losses for f in found for s in f):
@@ -282,7 +283,7 @@ def _advise(report: RehearsalReport, traces: dict[tuple[int, int], Trace]) -> No
         uses.update(t.uses)
     if report.save_every is None:
         report.warnings.append(
-            f"nothing was saved within {report.steps} steps: a failure loses all of them. Save more often, or raise --steps"
+            f"nothing was saved within {plural(report.steps, 'step')}: a failure loses all of them. Save more often, or raise --steps"
         )
     if report.save_every is not None and report.saved_by != "unbroken":
         report.warnings.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..units import Bytes, Duration
+from ..units import Bytes, Duration, plural
 from .compare import FirstDifference
 from .rehearsal import RehearsalReport, mean_lost
 
@@ -24,7 +24,7 @@ def lines(report: RehearsalReport) -> list[str]:
     if report.save_every is not None:
         found += [
             f"  a failure loses {mean_lost(report):.3g} steps on average here, {report.save_every} at most "
-            f"(a save every {report.save_every} steps, by {report.saved_by})",
+            f"(a save every {plural(report.save_every, 'step')}, by {report.saved_by})",
             f"  a save holds the training up for {Duration(round(report.stall_s, 4))}",
             f"  {'snapshots take' if report.saved_by == 'unbroken' else 'a checkpoint has'} {Bytes(report.snapshot_bytes)}"
             + (" of the node's memory" if report.saved_by == "unbroken" else ""),
@@ -39,7 +39,7 @@ def lines(report: RehearsalReport) -> list[str]:
 def _verdict(report: RehearsalReport) -> str:
     ranks = f" on {report.ranks} ranks" if report.ranks > 1 else ""
     if report.exact:
-        return f"exact: {report.steps} steps{ranks}, killed and resumed {len(report.kills)} times, every bit as undisturbed"
+        return f"exact: {plural(report.steps, 'step')}{ranks}, killed and resumed {plural(len(report.kills), 'time')}, every bit as undisturbed"
     f = report.finding
     if f is None:
         return "nothing was killed"

@@ -22,6 +22,7 @@ from ..cluster.local import name_node
 from ..errors import ContractError, UnbrokenError
 from ..progress import RunDir, RunSpec, Term, places, read_journal, read_spec, read_terms
 from ..progress.records.incident import Incident
+from ..units import plural
 from .curve import Executions, read_executions
 from .data import AttemptRecord, AttemptSpan, CheckpointRecord, Record, RunReport
 
@@ -42,13 +43,17 @@ def gather(run_dir: RunDir, *, now: float | None = None, with_steps: bool = True
     text = _tolerant(problems, "the journal", lambda: read_journal(run_dir))
     records = _sane(text.records if text else [])
     if text and text.damaged:
-        problems.append(f"{text.damaged} lines of the journal do not check and were left out")
+        problems.append(
+            f"{plural(text.damaged, 'line')} of the journal {'does' if text.damaged == 1 else 'do'} not check and {'was' if text.damaged == 1 else 'were'} left out"
+        )
     numbers = run_dir.attempt_numbers() if with_steps else []
     executions = _tolerant(
         problems, "the steps", lambda: read_executions([(n, run_dir.steps(n)) for n in numbers])
     ) or read_executions([])
     if executions.damaged:
-        problems.append(f"{executions.damaged} lines of steps.jsonl cannot be read and were left out")
+        problems.append(
+            f"{plural(executions.damaged, 'line')} of steps.jsonl cannot be read and {'was' if executions.damaged == 1 else 'were'} left out"
+        )
     incidents = tuple(_counted(_read_incidents(run_dir, problems), records, problems))
     status, why = status_of(records, terms)
     started, ended = _extent(records, executions, terms, status, moment)
@@ -202,7 +207,7 @@ def _attempts(
     return stories
 
 
-def _origin(record: Record, own: str | None) -> str:
+def _origin(record: Record, own: str | None = None) -> str:
     candidates = record.get("candidates") or []
     if not candidates:
         return f"the script's own {Path(own).name}" if own else "the beginning"

@@ -126,7 +126,7 @@ def _size(report: RunReport) -> str:
     if spec is None:
         return ""
     spares = f", {plural(spec.spares, 'spare')}" if spec.spares else ""
-    return f"{spec.world_size} ranks on {plural(spec.nodes, 'node')}{spares} · run {spec.run_id} · "
+    return f"{plural(spec.world_size, 'rank')} on {plural(spec.nodes, 'node')}{spares} · run {spec.run_id} · "
 
 
 def _cards(report: RunReport) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..units import plural
 from .config import RunConfig
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def check_share(samples: int, ranks: int) -> None:
     """Raises UsageError where a batch of so many samples does not divide among so many ranks."""
     if samples % ranks:
         raise UsageError(
-            f"a batch of {samples} samples does not divide among {ranks} ranks",
+            f"a batch of {plural(samples, 'sample')} does not divide among {plural(ranks, 'rank')}",
             hint=f"Choose --global-batch as a multiple of {ranks}",
         )
 

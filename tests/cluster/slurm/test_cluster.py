@@ -248,7 +248,7 @@ def test_what_a_run_should_know_of_its_job_is_said_before_training(
     [
         (lambda n: setattr(n["n2"], "gpus", 4), RunError, r"n2 4 GPUs, the others have 0.*--exclude=n2"),
         (lambda n: setattr(n["n2"], "version", "0.0.1"), RunError, r"unbroken 0.0.1 is installed there.*\(n2\)"),
-        (lambda n: n.pop("n4"), DoesNotFit, r"3 nodes that can be used.*3 nodes and 1 spares.*sbatch -N 4 --no-kill"),
+        (lambda n: n.pop("n4"), DoesNotFit, r"3 nodes that can be used.*3 nodes and 1 spare.*sbatch -N 4 --no-kill"),
         (lambda n: setattr(n["n2"], "states", "DOWN"), DoesNotFit, r"n2: Slurm says down"),
     ],
 )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 from ...errors import CheckpointCorrupt, CheckpointError, CheckpointTooNew, NoCheckpoint, StorageError
 from ...journal.checksummed import digest
 from ...progress.records.candidate import parse_folder_name
+from ...units import plural
 from ..format import layout as arena
 from ..format.manifest import (
     COMMITTED,
@@ -276,7 +277,7 @@ def _look(storage: Storage, name: str, quick: bool) -> Found:
         manifest = read_committed(storage, name)
     except NoCheckpoint:
         parts = sum(e.name.startswith("rank-") and e.name.endswith(".json") for e in entries)
-        return found("incomplete", f"no commit marker ({parts} ranks had written)")
+        return found("incomplete", f"no commit marker ({plural(parts, 'rank')} had written)")
     except CheckpointTooNew as e:
         return found("too_new", _text(e))
     except (StorageError, OSError) as e:  # a disk or a store that fails now: no verdict on the checkpoint

@@ -22,6 +22,7 @@ from ...link.accepting import Acceptor, Connection
 from ...link.bounds import HELLO_BYTES
 from ...link.runs import unpack
 from ...progress.records.candidate import folder_name
+from ...units import plural
 from ..catalogue import retention
 from ..catalogue.retention import Retention
 from ..storage import open_storage
@@ -175,7 +176,7 @@ class Keeper:
                 stuck = self.writing.settle(int(message["attempt"]), deadline, gone)
                 if stuck:
                     raise OperationRefused(
-                        f"writing of {len(stuck)} checkpoints cannot be stopped: the disk does not answer",
+                        f"writing of {plural(len(stuck), 'checkpoint')} cannot be stopped: the disk does not answer",
                         where=self.settings.node,
                         hint="Treat this node as unreachable until its keeper is gone",
                     )

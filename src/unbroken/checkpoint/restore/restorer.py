@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import CheckpointError
 from ...progress.records.candidate import Candidate
+from ...units import plural
 from ..capture.generators import restore_rng
 from ..catalogue import contents as catalogue
 from ..catalogue.placement import same_place
@@ -100,7 +101,9 @@ class Restorer:
         if not candidate.on_disk:
             if loaded is None:
                 raise CheckpointError("its share is in no memory that is left, and not on disk")
-            raise CheckpointError(f"it is of {loaded.part.world_size} ranks, this run has {p.world_size}")
+            raise CheckpointError(
+                f"it is of {plural(loaded.part.world_size, 'rank')}, this run has {p.world_size}"
+            )
         storage = self._storage_of(candidate)
         if loaded is not None or catalogue.read_committed(storage, candidate.name).world_size != p.world_size:
             from .relayout import verify_share

@@ -20,6 +20,7 @@ import torch
 from ...errors import CheckpointCorrupt, CheckpointError, NoCheckpoint, UnbrokenError
 from ...journal.checksummed import digest, encode_checked
 from ...progress.records.candidate import Candidate, folder_name
+from ...units import plural
 from ..catalogue import contents as catalogue
 from ..client.links import RankLink
 from ..client.rank_buffer import RankBuffer
@@ -263,7 +264,7 @@ def load_from_disk(
     """
     manifest = catalogue.read_committed(storage, name)
     if rank >= manifest.world_size:
-        raise NoCheckpoint(f"it has {manifest.world_size} ranks", where=name)
+        raise NoCheckpoint(f"it has {plural(manifest.world_size, 'rank')}", where=name)
     part = catalogue.read_part(storage, manifest, rank)
     path = f"{name}/{data_name(rank)}"
     try:

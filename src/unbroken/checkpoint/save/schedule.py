@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import asdict
 
+from ...units import plural
 from ..catalogue.placement import CLAIMS
 from ..client.session import Session
 from ..interval import IntervalController
@@ -70,7 +71,7 @@ class Schedule:
             (agreed["snapshot"], agreed["persist"]) if agreed else (FIRST_STEPS, 2 * FIRST_STEPS)
         )
         why = (
-            f"a snapshot every {snapshot} steps, a checkpoint every {every}: {agreed['why']}"
+            f"a snapshot every {plural(snapshot, 'step')}, a checkpoint every {every}: {agreed['why']}"
             if agreed
             else ""
         )

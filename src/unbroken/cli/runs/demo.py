@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import RunError, RunInterrupted, StorageError, UsageError
-from ...units import Duration
+from ...units import Duration, plural
 
 if TYPE_CHECKING:
     from ...testing.scenario import Scenario
@@ -154,7 +154,7 @@ def _table(scenario: Scenario, out: object) -> None:
         f"(every step's loss, every batch, parameters and optimizer state on every rank)"
     )
     console.print(
-        f"{scenario.attempts} attempts, cold start {Duration(round(scenario.cold_start_s, 2))}, "
+        f"{plural(scenario.attempts, 'attempt')}, cold start {Duration(round(scenario.cold_start_s, 2))}, "
         f"ETTR {scenario.ettr:.0%} (a fault every few seconds), {Duration(round(scenario.seconds))} in all"
     )
     console.print(f"report: {scenario.report}", soft_wrap=True)

@@ -21,6 +21,7 @@ from typing import Any
 from ...errors import DoesNotFit, RunError
 from ...journal.codec import decode
 from ...link.address import own_address
+from ...units import plural
 from ...waiting import wait_within
 from ..at_once import fence_all, for_each
 from ..clocks import Moment
@@ -97,7 +98,9 @@ class HostsCluster:
         held = {c.report["holding"] for c in self._links.values() if c.report}
         how = f"; processes are held by {' or '.join(sorted(held))}" if held else ""
         how += f"; they reach this host by {self._options.interface}" if self._options.interface else ""
-        return f"{len(self._hosts)} hosts {'that wait' if self._options.identity else 'over ssh'}{how}"
+        return (
+            f"{plural(len(self._hosts), 'host')} {'that wait' if self._options.identity else 'over ssh'}{how}"
+        )
 
     def check(self, request: Request) -> None:
         """Reaches for the hosts too: a key that is not known, or a Python without unbroken, is said before training starts."""
@@ -105,7 +108,7 @@ class HostsCluster:
             load_asyncssh()
         if len(self._hosts) < request.nodes + request.spares:
             raise DoesNotFit(
-                f"{request.nodes} nodes and {request.spares} spares are more than the {len(self._hosts)} hosts of the list",
+                f"{plural(request.nodes, 'node')} and {plural(request.spares, 'spare')} are more than the {plural(len(self._hosts), 'host')} of the list",
                 hint="Ask for fewer --nodes or --spares, or add hosts",
             )
         asyncio.run(HostsCluster(self.run_id, self._options)._try(request))
@@ -204,7 +207,7 @@ class HostsCluster:
         wanted = request.nodes + request.spares
         if len(self._hosts) < wanted:
             raise DoesNotFit(
-                f"the list has {len(self._hosts)} hosts, and no other", hint="Add hosts to the list"
+                f"the list has {plural(len(self._hosts), 'host')}, and no other", hint="Add hosts to the list"
             )
         told, until = "", self._clock()
         if {*request.replaces, *request.exclude} - {*await self.cordons()}:
@@ -241,7 +244,8 @@ class HostsCluster:
             missing += [
                 f"{n} (run {run} has an agent there)" for n, run in self._others.items() if n in names
             ]
-            why = f"{wanted - len(taken)} more hosts are needed; not to be had: {', '.join(missing[:3]) or 'none'}"
+            lacking = wanted - len(taken)
+            why = f"{plural(lacking, 'more host')} {'is' if lacking == 1 else 'are'} needed; not to be had: {', '.join(missing[:3]) or 'none'}"
             if why != told:
                 told = why
                 self._stream.publish(Pending(self._now(), request, why))
@@ -278,7 +282,7 @@ class HostsCluster:
         cpus = [int(c.report["cpus"]) for c in self._links.values() if c.report]
         if cpus and request.ranks_per_node > _RANKS_PER_CPU * max(cpus):
             raise DoesNotFit(
-                f"{request.ranks_per_node} ranks on a host with {max(cpus)} cores would not train but wait",
+                f"{plural(request.ranks_per_node, 'rank')} on a host with {plural(max(cpus), 'core')} would not train but wait",
                 hint="Use fewer --nproc",
             )
 

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Sequence
 
 from ...errors import DoesNotFit, RunError, UnbrokenError
+from ...units import plural
 from ..contract import Request
 from .api import DOCS, NEEDED, SEE_NODES, Api, ApiUnanswered, ApiUnavailable, Permission, Refused
 from .conditions import Object, read_capacity
@@ -134,12 +135,13 @@ def compare_size(options: KubernetesOptions, request: Request, nodes: Sequence[O
     if not request.replaces and len(able) < wanted:
         what = f" with {options.gpus} {options.gpu_resource}" if options.gpus else ""
         raise DoesNotFit(
-            f"the cluster has {len(able)} nodes{what}, the run asks for {wanted}",
+            f"the cluster has {plural(len(able), 'node')}{what}, the run asks for {wanted}",
             hint="Ask for fewer --nodes, --spares or gpus; where nodes are made on demand, add autoscaled=yes",
         )  # fmt: skip
 
 
 def _too_many_ranks(request: Request, where: str) -> DoesNotFit:
     return DoesNotFit(
-        f"{request.ranks_per_node} ranks on {where} would not train but wait", hint="Use fewer --nproc"
+        f"{plural(request.ranks_per_node, 'rank')} on {where} would not train but wait",
+        hint="Use fewer --nproc",
     )

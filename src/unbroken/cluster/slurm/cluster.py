@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ...errors import DoesNotFit, RunError, UsageError
 from ...machine import python_path
+from ...units import plural
 from ..at_once import FENCES_AT_ONCE, GIVEN_BACK_S, for_each
 from ..contract import AgentCommand, Allocation, Cordon, Event, Fenced, Request
 from ..holding.apart import Container
@@ -197,7 +198,7 @@ class SlurmCluster:
         if request.ranks_per_node > _RANKS_PER_CPU * max((n.cpus for n in nodes.values()), default=1):
             cpus = max((n.cpus for n in nodes.values()), default=0)
             raise DoesNotFit(
-                f"{request.ranks_per_node} ranks on nodes of {cpus} processors would not train but wait",
+                f"{plural(request.ranks_per_node, 'rank')} on nodes of {plural(cpus, 'processor')} would not train but wait",
                 where=f"job {self.job}", hint="Use fewer --nproc",
             )  # fmt: skip
 
@@ -209,7 +210,9 @@ class SlurmCluster:
         usable: Sequence[str],
         out: set[str],
     ) -> DoesNotFit:
-        wanted = f"{request.nodes} nodes" + (f" and {request.spares} spares" if request.spares else "")
+        wanted = plural(request.nodes, "node") + (
+            f" and {plural(request.spares, 'spare')}" if request.spares else ""
+        )
         unusable = [n for n in job.nodes if n not in usable]
         whys = [
             f"{n}: {nodes[n].describe() if n not in out else 'out of use'}" for n in unusable if n in nodes
@@ -223,7 +226,7 @@ class SlurmCluster:
             )  # fmt: skip
         total = request.nodes + request.spares
         return DoesNotFit(
-            f"the job has {len(left)} nodes that can be used, the run asks for {wanted}{more}", where=f"job {self.job}",
+            f"the job has {plural(len(left), 'node')} that can be used, the run asks for {wanted}{more}", where=f"job {self.job}",
             hint=f"Submit it with sbatch -N {total} --no-kill, or ask for fewer --nodes or --spares",
         )  # fmt: skip
 

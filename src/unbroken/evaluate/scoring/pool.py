@@ -25,6 +25,7 @@ from ... import atomic
 from ...errors import MissingExtra
 from ...journal import codec
 from ...machine import usable_cpus, usable_memory
+from ...units import plural
 from ..contracts import Json, Score, ScoreDone, ScoreJob, Task
 from ..processes.imports import Imports, Process, end_piped, start_piped
 from ..result.folder import unwritable
@@ -292,7 +293,7 @@ class Pool:
                     task.skip[end.sample] = end.why
                     deaths = len(task.skip)
                 if deaths > self._limits.crashes:
-                    why = f"the scorer died on {deaths} samples; it {end.why} on the last"
+                    why = f"the scorer died on {plural(deaths, 'sample')}; it {end.why} on the last"
                     break
             else:
                 why = "the pool was closed"

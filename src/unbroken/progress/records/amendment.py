@@ -31,7 +31,7 @@ def describe_resize(record: Mapping[str, Any]) -> str:
     step = int(record.get("step", -1))
     after = f", after step {step:,}" if step >= 0 else ""
     without = f", without {', '.join(record['without'])}" if record.get("without") else ""
-    return f"from attempt {record.get('before', '?')} on{after}: {record['had']} nodes -> {record['nodes']}{without}"
+    return f"from attempt {record.get('before', '?')} on{after}: {plural(int(record['had']), 'node')} -> {record['nodes']}{without}"
 
 
 def describe_difference(old: Sequence[str], new: Sequence[str]) -> str:

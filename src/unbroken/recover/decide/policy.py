@@ -24,6 +24,7 @@ from ...progress.records.verdict import (
     Outcome,
     Verdict,
 )
+from ...units import plural
 from .rollback import NEAR, describe, plan_rollback
 
 _BACKOFF_FIRST_S = 0.0
@@ -176,7 +177,7 @@ def _decide_loss(
     """Back to before it, further each time; after as many times as the budget says a person is needed."""
     earlier = sum(p.cause == LOSS and p.step >= charged.step - NEAR for p in history)
     if earlier >= budgets.loss:
-        why = f"{earlier} rollbacks within {NEAR} steps did not help: {loss.why}. Look at the data, the learning rate and what is new"
+        why = f"{plural(earlier, 'rollback')} within {NEAR} steps did not help: {loss.why}. Look at the data, the learning rate and what is new"
         return Decision(Action.STOP, why, charged)
     rollback = plan_rollback(loss, earlier)
     if rollback is None:
@@ -215,7 +216,7 @@ def _why_to_stop(
         where = f"at step {now.step}" if now.step >= 0 else "before the first step"
         return f"the same failure came twice {where} without progress between: {_named(verdict)}"
     if budget is not None and before >= budget:
-        return f"{before + 1} incidents of kind {now.cause} without progress between; the budget is {budget}"
+        return f"{plural(before + 1, 'incident')} of kind {now.cause} without progress between; the budget is {budget}"
     return ""
 
 
@@ -233,6 +234,10 @@ def _why_unsure(verdict: Verdict, policy: Policy, priors: Mapping[str, float]) -
     return ""
 
 
+def _count_out(nodes: int) -> str:
+    return f"{plural(nodes, 'node')} {'was' if nodes == 1 else 'were'}"
+
+
 def _why_no_more(verdict: Verdict, facts: Facts, policy: Policy, cordons: Sequence[tuple[float, str]]) -> str:
     """Why no further node is taken out of use within this hour; "" where one may be."""
     if facts.noticed is None:
@@ -240,11 +245,11 @@ def _why_no_more(verdict: Verdict, facts: Facts, policy: Policy, cordons: Sequen
     lately = [reason for at, reason in cordons if facts.noticed - at < _HOUR_S]
     new = sum(n not in facts.lost_nodes for n in verdict.cordon)
     if len(lately) + new > policy.cordons_per_hour:
-        return f"{len(lately)} nodes were taken out of use within the hour, and {policy.cordons_per_hour} may be: see whether the detection is right"
+        return f"{_count_out(len(lately))} taken out of use within the hour, and {policy.cordons_per_hour} may be: see whether the detection is right"
     same = sum(reason == str(verdict.reason) for reason in lately)
     if same + new > policy.cordons_per_hour_and_cause:
         return (
-            f"{same} nodes were taken out of use for {verdict.reason} within the hour, and {policy.cordons_per_hour_and_cause} may be: "
+            f"{_count_out(same)} taken out of use for {verdict.reason} within the hour, and {policy.cordons_per_hour_and_cause} may be: "
             "see whether the detection is right"
         )
     return ""

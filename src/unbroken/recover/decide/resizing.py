@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...progress import Policy
+from ...units import plural
 
 _HOUR_S = 3600.0
 
@@ -60,7 +62,7 @@ def decide_growth(
             return Growth(why="the policy does not let it grow by itself (grows_per_hour = 0)")
         minutes = (lately[-policy.grows_per_hour] + _HOUR_S - now) / 60
         return Growth(
-            why=f"a node is back, and the run grew {len(lately)} times within the hour, as often as the policy lets it: "
-            f"not for {minutes:.0f} minutes"
+            why=f"a node is back, and the run grew {plural(len(lately), 'time')} within the hour, as often as the policy lets it: "
+            f"not for {plural(math.ceil(minutes), 'minute')}"
         )
     return Growth(tuple(steady[:more]))

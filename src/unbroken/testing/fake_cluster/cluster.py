@@ -24,6 +24,7 @@ from ...cluster.contract import (
 )
 from ...cluster.stream import EventStream
 from ...errors import DoesNotFit, RunError
+from ...units import plural
 from ...waiting import wait_within
 from .agent import FakeNode, VirtualAgent
 from .keeper import FakeStorage
@@ -96,7 +97,7 @@ class FakeCluster:
         wanted, capacity = request.nodes + request.spares, self._capacity(request)
         if capacity < wanted:
             raise DoesNotFit(
-                f"{wanted} nodes of {request.ranks_per_node} ranks are more than the {capacity} that there are",
+                f"{plural(wanted, 'node')} of {plural(request.ranks_per_node, 'rank')} are more than the {capacity} that there are",
                 hint="Ask for fewer --nodes or --spares",
             )
 
@@ -145,7 +146,10 @@ class FakeCluster:
                 return Allocation(
                     "job-1", tuple(given[: request.nodes]), tuple(given[request.nodes :]), hw.ends
                 )
-            why = hw.held_up or f"{lacking} more nodes are needed, {len(free)} are free"
+            why = (
+                hw.held_up
+                or f"{plural(lacking, 'more node')} {'is' if lacking == 1 else 'are'} needed, {len(free)} {'is' if len(free) == 1 else 'are'} free"
+            )
             if told != (why, hw.expected):
                 told = (why, hw.expected)
                 self._stream.publish(Pending(self.now(), request, why, hw.expected))

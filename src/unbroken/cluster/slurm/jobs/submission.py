@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....errors import RunError, RunInterrupted, StorageError, UsageError
+from ....units import plural
 from ...contract import Request
 from ..controller.commands import Slurm, SlurmRefused
 from ..controller.records import JobRecord
@@ -235,7 +236,7 @@ def describe(record: JobRecord) -> str:
     if record.runs:
         # Slurm shows a limit of a year where there is none.
         until = f" until {_clock(record.ends)}" if record.ends and record.ends < time.time() + _FAR_S else ""
-        return f"runs on {len(record.nodes)} nodes ({', '.join(record.nodes[:8])}){until}"
+        return f"runs on {plural(len(record.nodes), 'node')} ({', '.join(record.nodes[:8])}){until}"
     return f"is {record.state.lower()}"
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from ....errors import ModelChanged
 from ....journal.codec import encode
 from ....link.bounds import Malformed, Message
+from ....units import plural
 from ...contracts import PreparedTask
 from ...engines.live import OpenAssignment, WorkerLink
 from ...engines.wire import VERSION, pack
@@ -152,7 +153,7 @@ class Feeder:
             self._close_assignment(link, own.number)
         was_open = self.dispatcher.is_open(block)
         if m.problems:
-            why = f"{len(m.problems)} samples without an answer: {m.problems[0]}"
+            why = f"{plural(len(m.problems), 'sample')} without an answer: {m.problems[0]}"
             if not self.dispatcher.failed(link.name, block, why):  # it is asked again
                 self.feed_all()
                 return

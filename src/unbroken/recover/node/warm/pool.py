@@ -18,6 +18,7 @@ _log = logging.getLogger("unbroken.agent")
 _TRIALS = 4
 _PROBE_S = 30.0
 _WHY_MAX = 1000
+NOT_TOLD = "the node's agent has run no attempt, and was not told to make one yet"
 
 
 class WarmPool:
@@ -41,7 +42,7 @@ class WarmPool:
         """Where the interpreter of each local rank records its imports."""
         self._without: set[str] = set()
         """Modules that spoil a process which imports them before its script runs."""
-        self._why = "the node's agent has run no attempt, and was not told to make one yet"
+        self._why = NOT_TOLD
         self._count = 0
 
     @property

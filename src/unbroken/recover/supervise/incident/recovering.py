@@ -18,6 +18,7 @@ from ....progress.records.decision import Decision
 from ....progress.records.incident import Incident
 from ....progress.records.steps import read_steps
 from ....progress.records.verdict import Action, Verdict
+from ....units import plural
 from ...decide.going_back import goes_back
 from ...decide.policy import OUTSIDE, cause_of, decide
 from ...telling.teller import Teller
@@ -214,7 +215,7 @@ class Recovering:
             and attempt.warm
             and attempt.first_step is None
         ):
-            why = f"{attempt.warm} ranks had started from warm processes: once more, cold ({decision.why})"
+            why = f"{plural(attempt.warm or 0, 'rank')} had started from warm processes: once more, cold ({decision.why})"
             decision = replace(decision, action=Action.RESTART, why=why)
         failed = decision.why if goes_back(decision, state.proven_command) else ""
         if failed:

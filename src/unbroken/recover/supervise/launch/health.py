@@ -8,6 +8,7 @@ from ....detect.node.result import State
 from ....detect.node.versions import compare_versions
 from ....link.bounds import Message
 from ....progress import Policy
+from ....units import plural
 from ...node.checks.versions import SAME
 from ..fence.fencing import Fencing
 from ..nodes.fleet import Fleet
@@ -74,7 +75,9 @@ class HealthCheck:
             self._tell(f"{name} stays in use: no spare is left")
             return False
         if lately >= self._policy.cordons_per_hour:
-            self._tell(f"{name} stays in use: {lately} nodes were taken out of use within the hour")
+            self._tell(
+                f"{name} stays in use: {plural(lately, 'node')} {'was' if lately == 1 else 'were'} taken out of use within the hour"
+            )
             return False
         await self._fencing.cordon(name, f"its check found: {broken[0].get('text')}"[:200], 0.99)
         return True

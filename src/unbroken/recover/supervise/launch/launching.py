@@ -12,6 +12,7 @@ from ....errors import RunError, RunInterrupted, RunInUse, RunStopped
 from ....progress import RunDir, RunSpec
 from ....progress.records.candidate import CandidateMessage
 from ....progress.records.state import RunState
+from ....units import plural
 from ....waiting import wait_within
 from ...decide.resizing import choose_size
 from ...node.ranks.process import LaunchOrder
@@ -355,7 +356,8 @@ class Launching:
                 enough = choose_size(left, self._spec.node_counts) > 0
                 if not enough and self._spec.min_nodes:
                     self._view.say(
-                        f"the run needs {self._spec.min_nodes} nodes at least, and {left} are left: waiting for another one"
+                        f"the run needs {plural(self._spec.min_nodes, 'node')} at least, and {left} {'is' if left == 1 else 'are'} left: "
+                        "waiting for another one"
                     )
                 if until is None:
                     until = self._clock.monotonic() + self._spec.policy.shrink_after

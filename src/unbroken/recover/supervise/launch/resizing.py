@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ....progress import RunSpec
 from ....progress.records.state import RunState
+from ....units import plural
 from ...decide.resizing import Growth, choose_slots, decide_growth
 from ..attempt.attempt import Attempt
 from ..nodes.fleet import Fleet
@@ -41,7 +42,7 @@ class Resizing:
 
     def describe(self) -> str:
         """What is asked for, in words; "" where nothing is."""
-        if not self._spec.min_nodes:
+        if not self._spec.min_nodes or self._spec.min_nodes >= self._spec.nodes:
             return ""
         each = self._spec.nodes_per_replica
         by = f", {each} at a time" if each > 1 else ""
@@ -89,7 +90,7 @@ class Resizing:
             policy, times = self._spec.policy, len(state.grown)
             so_far = f", {times} so far" if times else ""
             grows = (
-                f"it takes a node in once that has answered for {policy.grow_after}, at most {policy.grows_per_hour} times within "
+                f"it takes a node in once that has answered for {policy.grow_after}, at most {plural(policy.grows_per_hour, 'time')} within "
                 f"an hour{so_far}"
                 if policy.grows_per_hour
                 else "it takes none in by itself (grows_per_hour = 0): stop it, and give the same command again, for all"

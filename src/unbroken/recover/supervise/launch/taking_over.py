@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from ....progress import RunDir
 from ....progress.records.steps import read_steps
+from ....units import plural
 from ...wire import Message
 from ..attempt.attempt import Attempt
 from ..nodes.desk import Inbox
@@ -64,7 +65,7 @@ class TakingOver:
         await self._note_takeover(attempt)
         await self._recorder.record("adopted", attempt=attempt.number)
         running = sum(d["running"] for d in ranks.values())
-        how = f"{running} ranks never stopped" if running else "its ranks have ended meanwhile"
+        how = f"{plural(running, 'rank')} never stopped" if running else "its ranks have ended meanwhile"
         self._say(f"took over attempt {attempt.number}: {how}")
         self._inbox.open(self._read)
         await self._keepers.reconcile(attempt)

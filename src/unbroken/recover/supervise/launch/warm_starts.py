@@ -12,6 +12,7 @@ from ....errors import RunError
 from ....progress import RunSpec
 from ...node.ranks.process import LaunchOrder
 from ...node.warm.caches import is_compiled
+from ...node.warm.pool import NOT_TOLD
 from ...wire import Message
 from ..attempt.attempt import Attempt
 from ..nodes.fleet import Fleet
@@ -36,6 +37,8 @@ class WarmStarts:
         self._background, self._say, self._is_current = background, say, is_current
         self._carried: dict[str, tuple[int, object]] = {}
         """The size of what was carried to each spare, and to which agent there."""
+        self._is_first = True
+        """Nothing was launched yet. Where its agents are new too, as after a stop, that ranks start cold is no news."""
         self._failed = False
         """The last start from warm processes ended before its first step."""
 
@@ -58,12 +61,14 @@ class WarmStarts:
             attempt.warm = len(attempt.ranks) - len(cold)
             reasons = Counter(cold.values()).most_common()
             attempt.cold_why = reasons[0][0] if reasons else ""
-            self._say(_describe(attempt.warm, len(attempt.ranks), attempt.cold_why))
+            if not (self._is_first and set(cold.values()) == {NOT_TOLD}):
+                self._say(_describe(attempt.warm, len(attempt.ranks), attempt.cold_why))
             self._background.start(
                 self._recorder.record_soft(
                     "launched", attempt=attempt.number, warm=attempt.warm, cold=dict(reasons[:_REASONS])
                 )
             )
+        self._is_first = False
         if self._spec.warm != "off":
             self._background.start(self._prepare_spares(attempt, order))
 

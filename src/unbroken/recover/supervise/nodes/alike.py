@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ....units import plural
+
 _SHOWN = 6
 
 
@@ -29,7 +31,7 @@ def find_odd(versions: Mapping[str, Mapping[str, str]], gpus: Mapping[str, int])
             return Odd(odd, what, f"Install {name} {usual} on {_list(odd)}, or leave those nodes out")
     if odd := _differ(gpus):
         most = next(count for n, count in gpus.items() if n not in odd)
-        what = f"ranks may use {gpus[odd[0]]} GPUs there, and {most} on the others"
+        what = f"ranks may use {plural(gpus[odd[0]], 'GPU')} there, and {most} on the others"
         return Odd(
             odd,
             what,

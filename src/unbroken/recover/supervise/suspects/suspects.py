@@ -14,6 +14,7 @@ from ....detect.pairwise import Judgement, PairwiseTest, sort_pair
 from ....errors import RunError
 from ....progress import Policy, Timeouts
 from ....progress.records.state import RunState
+from ....units import plural
 from ..fence.fencing import Fencing
 from ..nodes.fleet import Fleet
 from ..record.clock import Clock
@@ -141,7 +142,7 @@ class Suspects:
         )
 
     def _limit(self) -> str:
-        return f"{self._policy.cordons_per_hour} nodes may leave within an hour"
+        return f"{plural(self._policy.cordons_per_hour, 'node')} may leave within an hour"
 
     # --- the second move
 

@@ -11,6 +11,7 @@ from ....detect import ProcessInfo
 from ....detect.stacks import ChildInfo
 from ....link.bounds import Malformed, Message
 from ....link.runs import unpack
+from ....units import plural
 
 _log = logging.getLogger("unbroken.supervisor")
 MOST_TEXTS = 64
@@ -95,7 +96,7 @@ def describe(processes: Mapping[int, ProcessInfo]) -> str:
     for ranks in group(processes):
         process = processes[ranks[0]]
         where = "\n".join(f"    {frame}" for frame in process.frames) or "    no Python stack is known"
-        parts.append(f"{len(ranks)} ranks, state {process.state}: {_name(ranks)}\n{where}\n")
+        parts.append(f"{plural(len(ranks), 'rank')}, state {process.state}: {_name(ranks)}\n{where}\n")
     return "\n".join(parts)
 
 
