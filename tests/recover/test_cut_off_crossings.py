@@ -1,25 +1,36 @@
-"""A supervisor, its nodes or the cluster are cut off from the others, while something else is asked of the run or goes wrong."""
+"""A supervisor, its nodes or the cluster are cut off from the others, while something else is asked of the run or goes wrong;
+and what such a run ends with, and goes on from."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.run_folder import RunFolder
 from tests.support.superseded import check_run
+from unbroken.checkpoint.convert import origin
 from unbroken.cluster.clocks import Moment
 from unbroken.cluster.contract import ClusterAway, Request, Unreachable
-from unbroken.progress import JournalWriter
+from unbroken.progress import JournalWriter, RunDir, read_spec
+from unbroken.progress.records.decision import Rollback
+from unbroken.progress.records.state import RunState
 from unbroken.progress.records.verdict import Action
+from unbroken.recover.amend import read_progress
 from unbroken.recover.record.base import Superseded
+from unbroken.recover.supervise.accept import placing
 from unbroken.recover.supervise.incident import recovering
-from unbroken.testing.fake_cluster import FakeCluster
+from unbroken.testing.fake_cluster import FakeCluster, Script
 from unbroken.testing.fake_cluster.keeper import _commit
 from unbroken.testing.fake_cluster.simulated_run import SimulatedRun
 
-from .simulating import Simulate, reach
+from .simulating import Simulate, Visitor, reach
+from .test_amend import amend
 
 PAIR = ["node-00000", "node-00001"]
 
@@ -59,6 +70,14 @@ def away(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(FakeCluster, "start", start_now)
     monkeypatch.setattr(FakeCluster, "_running", lambda self: [] if why else running(self))
     return why
+
+
+def make_sure(run: SimulatedRun) -> None:
+    """A person has looked: nothing runs where that was not proven."""
+    for r in run.journal("unproven"):
+        path = run.run_dir.made_sure(r["attempt"], r["node"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
 
 
 # --- a supervisor that stood still, and was superseded meanwhile
@@ -221,6 +240,49 @@ def test_a_stop_ends_the_wait_for_a_cluster_that_is_away(simulate: Simulate, awa
     simulate(act, 2, idle=1)
 
 
+def test_who_was_superseded_while_the_cluster_is_away_lets_go_of_its_nodes(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, away: list[str]
+) -> None:
+    """It is not dead, and nobody reaches it: its links to agents that live stand."""
+    monkeypatch.setattr(FakeCluster, "peer_of", lambda self, node: None)
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 30)
+        task = run.task
+        away.append("no controller")
+        run.faults.crash_agent("node-00001")
+        await asyncio.sleep(100)
+        run.restart_supervisor()
+        await asyncio.sleep(60)
+        assert task.done() and isinstance(task.exception(), Superseded)
+        away.clear()
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert run.journal("attempt")[1]["candidates"][0]["step"] >= 27 and not run.journal("lost")
+
+    simulate(act, 2, idle=1)
+
+
+def test_an_order_that_was_taken_is_a_slow_start_though_another_was_not(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = FakeCluster.start, ["node-00001"]
+
+    async def start_now(self: FakeCluster, name: str, *args: Any) -> Any:
+        if name in left:
+            left.remove(name)
+            raise ClusterAway("503")
+        return await start(self, name, *args)
+
+    monkeypatch.setattr(FakeCluster, "start", start_now)
+
+    async def act(run: SimulatedRun) -> None:
+        run.faults.slow_start("node-00000", 100.0)
+        await run.until(lambda: run.journal("attempt"), 400)
+        assert not run.journal("lost")
+
+    simulate(act, 2)
+
+
 # --- nodes that come and go
 
 
@@ -281,10 +343,7 @@ def test_snapshots_that_no_seal_lists_count_until_a_later_attempt_has_left_somet
         for name in PAIR:
             run.faults.isolate(name, noticed_after_s=1.0)
         await run.until(lambda: run.journal("waiting") or len(run.journal("attempt")) == 2)
-        for r in run.journal("unproven"):  # a person has looked: nothing runs there
-            path = run.run_dir.made_sure(r["attempt"], r["node"])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
+        make_sure(run)
         await run.until(lambda: len(run.journal("attempt")) == 2)
         if saved:
             await reach(run, 2, 20)
@@ -300,3 +359,138 @@ def test_snapshots_that_no_seal_lists_count_until_a_later_attempt_has_left_somet
         assert check_run(run.run_dir.path) == []
 
     simulate(act, 2, spares=2)
+
+
+# --- what a run ends with, and goes on from
+
+
+def test_a_stop_saves_what_counts_and_not_what_was_rolled_back(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the decision to go back to before step 24 and the next attempt."""
+    decide, runs = recovering.decide, []
+
+    def go_back(*args: Any) -> Any:
+        runs[0].supervisor.request_stop()
+        return replace(decide(*args), action=Action.ROLLBACK_SKIP, why="nan", rollback=Rollback(24))
+
+    async def act(run: SimulatedRun) -> None:
+        runs.append(run)
+        await reach(run, 1, 30)
+        monkeypatch.setattr(recovering, "decide", go_back)
+        run.faults.fail_rank("node-00000", 0)
+        assert await run.task == "interrupted"
+        monkeypatch.setattr(recovering, "decide", decide)
+        assert any("saving step 23 from memory" in line for line in run.screen.lines)
+        run.restart_supervisor()
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        assert run.journal("attempt")[1]["candidates"][0]["name"] == "step-00000023.a0001"
+
+    simulate(act, 2)
+
+
+def test_a_new_run_starts_from_no_checkpoint_that_was_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin.catalogue, "verify_in", lambda *_, **__: SimpleNamespace(ok=True, problems=()))
+    run = RunFolder(RunDir(tmp_path / "run"), nodes=1, nproc=1, spares=0)
+    run.attempt()
+    for step in (7, 27):
+        _commit(run.run_dir.checkpoints, 1, step)
+    run.record("rollback", incident=1, attempt=1, before=10, skip=[])
+    names = ["step-00000007.a0001", "step-00000027.a0001"]
+    run.record("seal", attempt=1, checkpoints=names, memory=[])
+    assert origin.find_origin(str(run.run_dir.path)).name == names[0]
+
+
+def test_what_the_end_of_a_run_saves_counts_though_no_seal_listed_it(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeCluster, "peer_of", lambda self, node: None)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 30)
+        for name in PAIR:
+            run.faults.isolate(name, noticed_after_s=1.0)
+        await run.until(lambda: run.journal("waiting") or len(run.journal("attempt")) == 2)
+        make_sure(run)
+        await run.until(lambda: len(run.journal("attempt")) == 2)
+        for name in PAIR:
+            run.faults.return_node(name)
+        await asyncio.sleep(0.2)
+        survey = placing.survey
+        monkeypatch.setattr(placing, "survey", refuse)  # so the third attempt waits
+        others = run.journal("attempt")[1]["slots"]
+        for name in others:
+            run.faults.lose(name, proven=True)
+        await asyncio.sleep(100)
+        run.supervisor.request_stop()
+        assert await run.task == "interrupted"
+        monkeypatch.setattr(placing, "survey", survey)
+        make_sure(run)
+        for name in others:
+            run.faults.return_node(name)
+        run.restart_supervisor()
+        await run.until(lambda: len(run.journal("attempt")) == 3)
+        assert run.journal("attempt")[2]["candidates"][0]["name"] == "step-00000027.a0001"
+        assert check_run(run.run_dir.path) == []
+
+    simulate(act, 2, spares=2)
+
+
+@pytest.mark.parametrize("lost_for", [1, 60, 400])
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_run_goes_on_with_fewer_nodes_by_hand_after_one_has_died(
+    simulate: Simulate, proven: bool, lost_for: int
+) -> None:
+    """At once, or, where the stop came before anybody knew of the loss, as the hint says: the same command, and a stop."""
+
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 30)
+        run.faults.lose("node-00001", proven=proven)
+        await asyncio.sleep(lost_for)
+        run.supervisor.request_stop()
+        await run.task
+        for nodes in (1, 2, 1):
+            run.spec = replace(run.spec, nodes=nodes)
+            run.restart_supervisor()
+            await asyncio.sleep(60)
+            if nodes == 1 and not run.task.done():
+                break
+            assert lost_for == 1, run.task.exception()
+            if not run.task.done():
+                run.supervisor.request_stop()
+            await asyncio.wait([run.task])
+        assert not run.task.done() and run.journal("attempt")[-1]["candidates"]
+
+    simulate(act, 2)
+
+
+# --- a command that made its steps while nobody looked
+
+
+@pytest.mark.parametrize("adopted", [True, False])
+def test_an_amended_command_that_made_steps_unseen_is_kept(simulate: Simulate, adopted: bool) -> None:
+    async def act(run: SimulatedRun) -> None:
+        await reach(run, 1, 10)
+        request = await amend(run, Visitor(run), "--lr", "2")
+        await run.until(lambda: 2 in run.hardware.gangs)
+        run.kill_supervisor()
+        await asyncio.sleep(10 if adopted else 14)
+        if not adopted:
+            run.faults.lose("node-00003", proven=True)
+        run.spec = read_spec(run.run_dir.spec)
+        run.restart_supervisor()
+        if adopted:
+            await run.until(lambda: run.journal("adopted"))
+            await asyncio.sleep(60)
+        else:
+            await run.until(lambda: len(run.journal("attempt")) == 3)
+        state = RunState.of(run.journal_text())
+        assert state.stepped and state.proven_command == ()
+        assert "runs with them" in read_progress(run.journal_text(), request).done
+
+    simulate(act, 8, spares=1, script=Script(start_s=4, step_s=1, save_every=1))

@@ -23,7 +23,7 @@ _ANSWER_S = 30.0
 _POLL_S = 0.2
 _NO_STEPS_S = 120.0
 """So long after the start of an attempt a run that never told a step is taken for one that tells none."""
-_PROGRESS = ("first_step", "durable")
+_PROGRESS = ("first_step", "stepped", "durable")
 """Records of an attempt that has made a step."""
 _AGAIN = "`unbroken status` shows what the run has now; give the amended command again"
 
@@ -86,7 +86,7 @@ def read_progress(
     first = int(mine["before"])
     last = int(later["before"]) - 1 if later is not None else state.attempt
     ours = [r for r in records if first <= int(r.get("attempt") or 0) <= last]
-    if any(r["kind"] in _PROGRESS for r in ours):
+    if any(_shows_step(r) for r in ours):
         return AmendmentProgress(done=_describe_start(ours, mine))
     if later is not None:
         if later.get("back"):
@@ -113,16 +113,21 @@ def read_progress(
         return AmendmentProgress(
             done=f"attempt {number} runs with them; this run has told no step so far, so whether it trains is not known"
         )
-    lost = [r for r in ours if r["kind"] == "incident"]
+    lost = [r for r in ours if r["kind"] == "incident" and r.get("action") != "none"]
     after = f" again, since it failed before its first step ({lost[-1].get('why')})" if lost else ""
     return AmendmentProgress(
         news=f"attempt {number} starts with them{after}; waiting for its first step (Ctrl-C ends this wait alone)"
     )
 
 
+def _shows_step(r: dict[str, Any]) -> bool:
+    """Whether a record of an attempt tells that it has made a step."""
+    return r["kind"] in _PROGRESS or (r["kind"] == "seal" and bool(r["checkpoints"] or r.get("memory")))
+
+
 def _describe_start(ours: Sequence[dict[str, Any]], mine: dict[str, Any]) -> str:
     """From where the attempt that made the first step went on."""
-    progress = next(r for r in ours if r["kind"] in _PROGRESS)
+    progress = next(r for r in ours if _shows_step(r))
     number = int(progress["attempt"])
     restored = [r for r in ours if r["kind"] == "restored" and int(r["attempt"]) == number]
     step = next((int(r["step"]) for r in ours if r["kind"] == "first_step" and r["attempt"] == number), None)

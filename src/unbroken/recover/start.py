@@ -174,7 +174,7 @@ def _open_cluster(run_dir: RunDir, spec: RunSpec) -> Cluster:
     return make_cluster(name, spec.run_id, options, log_of=run_dir.agent_log)
 
 
-def _check_cluster(
+def check_cluster(
     run_dir: RunDir, wanted: RunSpec, here: Path, *, goes_on: bool, say: Callable[[str], None]
 ) -> None:
     """Raises UsageError, InputError, DoesNotFit, RunError where the run cannot have its cluster, or not on it what it asks
@@ -194,7 +194,7 @@ def _check_cluster(
     if not goes_on:
         return cluster.check(request)
     told = ""
-    with _stop_ends_wait(run_dir):
+    with stop_ends_wait(run_dir, "for its cluster"):
         while True:
             try:
                 return cluster.check(request)
@@ -209,8 +209,9 @@ def _check_cluster(
 
 
 @contextlib.contextmanager
-def _stop_ends_wait(run_dir: RunDir) -> Iterator[None]:
-    """Each of STOP_SIGNALS ends what is done meanwhile: raises RunInterrupted. Nothing has been claimed yet, and the run is as it was."""
+def stop_ends_wait(run_dir: RunDir, where: str) -> Iterator[None]:
+    """Each of STOP_SIGNALS ends what is done meanwhile, which waits `where`: raises RunInterrupted. Nothing has been claimed yet, and the
+    run is as it was."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt  # nothing else comes out of any callback of an event loop
@@ -220,7 +221,7 @@ def _stop_ends_wait(run_dir: RunDir) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise RunInterrupted(
-            "stopped while it waited for its cluster; the run is as it was",
+            f"stopped while it waited {where}; the run is as it was",
             where=str(run_dir.path),
             hint="The same command goes on",
         ) from None
@@ -229,7 +230,7 @@ def _stop_ends_wait(run_dir: RunDir) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _follow_journal(run_dir: RunDir, record: Record) -> None:
+def follow_journal(run_dir: RunDir, record: Record) -> None:
     """Puts into run.toml what the journal says that the run was amended to, where a supervisor was killed in between."""
     try:
         state = RunState.of(record.read().records)
@@ -324,7 +325,7 @@ def _strangers(run_dir: RunDir) -> list[str]:
     return sorted(p.name for p in run_dir.path.iterdir() if not harmless(p))
 
 
-def _find_record(run_dir: RunDir, wanted: RunSpec) -> Record:
+def find_record(run_dir: RunDir, wanted: RunSpec) -> Record:
     """Where the run's record lies, as it was asked for now or before; checked, and its run.toml fetched where there is none
     here. Raises RunInUse, StorageError, UsageError, MissingExtra."""
     text = wanted.record
@@ -386,7 +387,7 @@ def amend_running(run_dir: RunDir, wanted: RunSpec, say: Callable[[str], None]) 
             hint="Name its --run-dir, or leave --amend out",
         )
     check_same(read_spec(run_dir.spec), wanted, run_dir, amend=True)
-    return asyncio.run(amend_live(run_dir, _find_record(run_dir, wanted), wanted, say))
+    return asyncio.run(amend_live(run_dir, find_record(run_dir, wanted), wanted, say))
 
 
 def run_supervised(
@@ -406,17 +407,17 @@ def run_supervised(
     if not sys.platform.startswith("linux"):
         raise RunError("unbroken run needs Linux", hint="Use a Linux machine or container")
     check_folder(run_dir.path, "the run directory")
-    record = _find_record(run_dir, wanted)
+    record = find_record(run_dir, wanted)
     shown = view or Lines()
     goes_on = _goes_on(record)
     if goes_on:
         wait_for_room(run_dir, shown.say)
     if run_dir.spec.exists():
-        _follow_journal(run_dir, record)
+        follow_journal(run_dir, record)
         check_same(read_spec(run_dir.spec), wanted, run_dir, amend=amend)
     _check_host(run_dir, record)
     # Before anything is written: a directory that remembers what did not fit would refuse what does.
-    _check_cluster(run_dir, wanted, here, goes_on=goes_on, say=shown.say)
+    check_cluster(run_dir, wanted, here, goes_on=goes_on, say=shown.say)
     if wanted.origin and not _has_started(record):
         find_origin(wanted.origin, trust=wanted.trust_pickle)  # before anything is written
     spec = settle_spec(run_dir, wanted, amend=amend)

@@ -12,6 +12,7 @@ from pathlib import Path
 from ...errors import CheckpointError, InputError, UnbrokenError
 from ...progress import RunDir, newest_place, read_journal
 from ...progress.records.candidate import parse_folder_name
+from ...progress.records.state import RunState
 from ..catalogue import contents as catalogue
 from ..catalogue.mirror import mirror
 from ..format.manifest import COMMITTED
@@ -42,10 +43,12 @@ def find_origin(text: str, *, trust: bool = False) -> Origin:
     path = Path(text.removeprefix("file://")).absolute()
     if (path / "run.toml").is_file():
         run_dir = RunDir(path)
+        state = RunState.of(read_journal(run_dir).records)
         seals = {
-            int(r["attempt"]): set(r["checkpoints"])
-            for r in read_journal(run_dir).records
-            if r["kind"] == "seal"
+            attempt: {
+                n for n in names if not state.is_rolled_back(attempt, (parse_folder_name(n) or (0, 0))[0])
+            }
+            for attempt, names in state.seals.items()
         }
         return _newest(open_storage(newest_place(run_dir)), seals)
     for folder in (path, path / "checkpoints"):

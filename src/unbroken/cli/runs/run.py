@@ -175,6 +175,14 @@ def run(
             "the next step boundary. --nodes and --nproc may change where it has stopped; left out, they stay.",
         ),
     ] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait beside the run while somebody else supervises it, and take it over once nobody does: the same command with "
+            "this, on another host that has the run directory or the record.",
+        ),
+    ] = False,
     fork_from: Annotated[
         int | None,
         typer.Option(
@@ -213,6 +221,7 @@ def run(
     from ...cluster.options import parse_choice
     from ...progress import RunDir, Timeouts, read_policy
     from ...recover.node.checks.command import check_words
+    from ...recover.standby import stand_by
     from ...recover.start import amend_running, make_spec, run_supervised
     from ...recover.submit import submit
 
@@ -244,12 +253,17 @@ def run(
         cluster=parse_choice(cluster) if cluster else None, keep_logs=_size("--keep-logs", keep_logs),
     )  # fmt: skip
     # Before a job is submitted: the run may be going in one.
+    if amend and standby:
+        raise UsageError("a standby changes nothing of the run", hint="Give --amend without --standby")
     if amend and amend_running(RunDir(folder), spec, print):
         return
-    code = submit(RunDir(folder), spec, _read_arguments(), print)
-    if code is not None:
-        raise typer.Exit(code)
-    ended = run_supervised(RunDir(folder), spec, amend=amend)
+    if standby:
+        ended = stand_by(RunDir(folder), spec)
+    else:
+        code = submit(RunDir(folder), spec, _read_arguments(), print)
+        if code is not None:
+            raise typer.Exit(code)
+        ended = run_supervised(RunDir(folder), spec, amend=amend)
     if ended == "interrupted":
         raise RunInterrupted(
             "the run was stopped on request",

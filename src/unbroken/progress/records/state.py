@@ -206,6 +206,7 @@ class RunState:
             if self.attempt_open and (r.get("of"), r.get("step")) in self.brought_offers:
                 self.step = int(r["step"])  # on purpose: an import of an earlier step, say
         elif kind == "durable":
+            self._note_saved(int(r["attempt"]))
             self.durable.append((r["step"], r["attempt"]))
         elif kind == "replicas":
             if r.get("equal"):
@@ -213,6 +214,8 @@ class RunState:
         elif kind == "corruption":
             self.corrupted.append(tuple(r.get("nodes") or ()))
         elif kind == "seal":
+            if r["checkpoints"] or r.get("memory"):
+                self._note_saved(int(r["attempt"]))
             self.seals[r["attempt"]] = tuple(r["checkpoints"])
             self.accepted |= {(int(a), int(s)) for a, s in r.get("memory") or ()}
         elif kind == "origin":
@@ -240,7 +243,7 @@ class RunState:
             )
             self.pairs_due = self.pairs_due or bool(r.get("test_pairs", False))
             self.step = max(self.step, r["step"])
-        elif kind == "first_step":
+        elif kind in ("first_step", "stepped"):
             self._note_proven(stepped=True)
         elif kind == "resumed":
             self.unresumed = None
@@ -302,6 +305,11 @@ class RunState:
             self.slots, self.without, self.resized_after = (), (), self.attempt
         if self.status == "completed":
             self.status, self.why = "running", ""
+
+    def _note_saved(self, attempt: int) -> None:
+        """An attempt has saved something: one that runs with the newest command has made a step with it, whether told or not."""
+        if not self.amended or attempt >= int(self.amended[-1].get("before", 0)):
+            self._note_proven(stepped=True)
 
     def _note_proven(self, *, stepped: bool) -> None:
         """From the command there is no way back to another one: it has made a step, or was given by hand."""

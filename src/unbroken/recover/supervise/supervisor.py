@@ -54,7 +54,7 @@ from .surroundings import Surroundings
 
 _log = logging.getLogger("unbroken.supervisor")
 _SWEEP_S = 10.0
-_METRICS_S = 10.0
+METRICS_S = 5.0
 _ALLOCATION_EVERY_S = 1.0
 _ORPHAN_LEAST_S = 60.0
 _ORPHAN_LEASES = 6
@@ -242,7 +242,7 @@ class Supervisor:
             raise
         except (Exception, asyncio.CancelledError):
             if not parts.term.is_over:
-                await parts.stopping.leave(flush=True)
+                await parts.finishing.leave()
                 await self._old_logs.settle()
             raise
 
@@ -315,7 +315,7 @@ class Supervisor:
                 loss=loss if loss is not None and math.isfinite(loss) else None, step_s=a.step_time if a is not None else None,
             )  # fmt: skip
             parts.recorder.write_later()  # also where nothing else is recorded for a while
-            await asyncio.sleep(_METRICS_S)
+            await asyncio.sleep(METRICS_S)
 
     async def _note_failed_start(self, parts: Parts, failed: StartFailed, count: int) -> None:
         """Says that an attempt could not be launched, and waits before the next one; raises RunStopped after too many."""

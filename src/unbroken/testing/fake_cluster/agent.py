@@ -340,8 +340,8 @@ class VirtualAgent:
                 asked = unpack(m["ranks"], "ranks", 1 << 20)
                 return group_looks({r: self._look(r) for r in asked if r in self.ranks})
             case "stacks":
-                asked = unpack(m["ranks"], "ranks", 1 << 20)
-                return {"texts": {str(r): self._look(r).text for r in asked if r in self.ranks}}
+                looked = {r: self._look(r) for r in unpack(m["ranks"], "ranks", 1 << 20) if r in self.ranks}
+                return {"texts": {str(r): look.text for r, look in looked.items()}}
             case "keeper":
                 return self._keeper(m["request"])
             case "port":
@@ -353,7 +353,7 @@ class VirtualAgent:
                 return {"woken": None}
             case "quit":
                 self._loop.call_later(2 * self._network.latency_s, self._cluster.agent_ended, self, 0, None)
-                return {"closed": {"step": None}}
+                return {"closed": self._flush(m) if m.get("flush") and m.get("mark") else {"step": None}}
             case "ping" | "check" | "freeze":
                 return {}
         return {"ok": False, "what": f"the agent knows no '{m['op']}'"}
@@ -403,10 +403,8 @@ class VirtualAgent:
         if gang is None or attempt != self.attempt or self._over or not self.ranks:
             return
         step = gang.step()
-        living = [r for r, state in self.ranks.items() if state == "running"]
-        if step > self._told_step and living:
-            at = self.monotonic()
-            new = [[s, 0, (1.0).hex(), at] for s in range(self._told_step + 1, step + 1)]
+        if living := [r for r, state in self.ranks.items() if state == "running" and step > self._told_step]:
+            new = [[s, 0, (1.0).hex(), self.monotonic()] for s in range(self._told_step + 1, step + 1)]
             self._told_step = step
             row = [pack(living), step + 1, int(Phase.TRAINING), "page", gang.script.steps, step]
             work = self._work(step, living, gang.script)
@@ -457,7 +455,7 @@ class VirtualAgent:
         if code != 0:
             self._stand()
         ending = {"code": code, "signal": signal, "time": self.wall(), "ours": ours, "oom": oom}
-        self._endings[rank] = {**ending, "at": [self.monotonic(), self.monotonic()]}
+        self._endings[rank] = {**ending, "at": [self.monotonic()] * 2}
         self._tell(op="exited", attempt=self.attempt, rank=rank, **self._endings[rank])
 
     def _end_ranks(self, code: int | None, signal: int | None, *, ours: bool, only: str = "") -> None:
@@ -491,9 +489,12 @@ class VirtualAgent:
                     self.node.snapshots, self._gang.world_size if self._gang is not None else 0
                 )
             case "flush":
-                world = self._cluster.gang(request["mark"][0], 0, 0).world_size
-                return flush(self.node.snapshots, request, self.command, world, self._cluster.storage)
+                return self._flush(request)
         return {}
+
+    def _flush(self, m: Message) -> Message:
+        gang, storage = self._cluster.gang(m["mark"][0], 0, 0), self._cluster.storage
+        return flush(self.node.snapshots, m, self.command, gang.world_size, storage)
 
 
 _GONE: Message = {"gone": True, "survivors": [], "proven": True, "unproven_why": ""}

@@ -172,11 +172,16 @@ class Accepting:
             return []
 
     async def list_in_memory(self) -> list[Last]:
-        """The snapshots that are whole in the keepers' memory, the newest first."""
+        """The snapshots that are whole in the keepers' memory and may still count, the newest first."""
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
         ranks = self.map_ranks(self._state.slots)
         whole = await asyncio.to_thread(find_whole, self._of_size(len(self._state.slots), held), ranks)
-        return [m for m in whole if not is_superseded(m.attempt, m.step, self._state)]
+        state = self._state
+        return [
+            m
+            for m in whole
+            if not is_superseded(m.attempt, m.step, state) and not state.is_rolled_back(m.attempt, m.step)
+        ]
 
     async def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
         """What goes with the nodes that are left, where these go on: see the function of that name. Where they are more or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 from ....errors import NotDurable, RunDirLost
@@ -45,19 +46,9 @@ class Finishing:
         """
         farewell, last = await self._stopping.leave(flush=True)
         state = self._recorder.state
-        somewhere = last is not None and bool(farewell.holding or farewell.elsewhere)
         unsaved = ""
         try:
-            if farewell.unreached and (kind != "completed" or farewell.unsaved):
-                shown = ", ".join(farewell.unreached[:4]) + (" ..." if len(farewell.unreached) > 4 else "")
-                self._view.say(
-                    f"{shown} could not be reached: what still runs there ends with its lease, and what it saves until then counts "
-                    "when the run goes on"
-                )
-            elif state.attempt and state.attempt not in state.seals:
-                memory = [[last.attempt, last.step]] if somewhere and last else []
-                await self._accepting.seal_last(state.attempt, memory)
-            await self._accepting.accept_late()
+            await self._seal(farewell, last, is_done=kind == "completed" and not farewell.unsaved)
             if last is not None and kind == "completed" and not await self._is_saved(farewell, last):
                 unsaved = _explain_unsaved(farewell, last)
                 kind = "interrupted"  # so that the same command goes on, and makes that checkpoint
@@ -81,6 +72,28 @@ class Finishing:
             )  # fmt: skip
         return kind
 
+    async def leave(self) -> None:
+        """Leaves the nodes of a run that ends with an error, which is said elsewhere. Raises Superseded."""
+        farewell, last = await self._stopping.leave(flush=True)
+        if not self._recorder.state.attempt_open:  # else its end is an incident, for whoever goes on
+            with contextlib.suppress(CannotRecord):
+                await self._seal(farewell, last, is_done=False)
+
+    async def _seal(self, farewell: Farewell, last: Last | None, *, is_done: bool) -> None:
+        """Seals the last attempt, unless what is left of it somewhere may still save what counts, and takes in what was saved late."""
+        state = self._recorder.state
+        if farewell.unreached and not is_done:
+            shown = ", ".join(farewell.unreached[:4]) + (" ..." if len(farewell.unreached) > 4 else "")
+            self._view.say(
+                f"{shown} could not be reached: what still runs there ends with its lease, and what it saves until then counts "
+                "when the run goes on"
+            )
+        elif state.attempt and state.attempt not in state.seals:
+            somewhere = bool(farewell.holding or farewell.elsewhere)
+            memory = [[last.attempt, last.step]] if last is not None and somewhere else []
+            await self._accepting.seal_last(state.attempt, memory)
+        await self._accepting.accept_late()
+
     async def _is_saved(self, farewell: Farewell, last: Last) -> bool:
         """Whether this snapshot is a checkpoint now, in its own place or elsewhere."""
         if not (farewell.unsaved or farewell.holding):
@@ -101,7 +114,8 @@ class Finishing:
             name = folder_name(last.step, last.attempt)
             if any(b.place == self._elsewhere and name in b.names for b in self._place.brought()):
                 return [f"{name} in {self._elsewhere}"]
-        return [f.name for f in found if f.committed and f.name in counted]
+        counts = [f for f in found if f.committed and f.name in counted]
+        return [f.name for f in counts if not state.is_rolled_back(f.attempt, f.step)]
 
     async def describe_lost_folder(self, why: str) -> RunDirLost:
         """The end of a run whose directory was lost, with what was saved where."""

@@ -15,7 +15,7 @@ from ..attempt.farewell import Farewell, Last
 from ..nodes.fleet import Fleet
 from ..nodes.keepers import Keepers
 from ..record.clock import Clock
-from ..record.recorder import WAIT_LEAST_S, Recorder
+from ..record.recorder import WAIT_LEAST_S, CannotRecord, Recorder
 from ..record.stop_request import StopRequest
 from ..record.term import TermWatch
 from ..screen.view import View
@@ -154,6 +154,9 @@ class Stopping:
             last = next(iter(await self._accepting.list_in_memory()), None)
             if last is not None and (last.step, last.attempt) not in self._recorder.state.durable:
                 self._view.say(f"saving step {last.step} from memory")
+            if last is not None:
+                with contextlib.suppress(CannotRecord):  # then the next start lists what it finds
+                    await self._accepting.count_in_memory(last)
         asked = self._stop.count
 
         def find_patience() -> float:
@@ -175,7 +178,8 @@ class Stopping:
         )
         proven = await self._fencing.clear([n for n in self._fleet.nodes if n not in farewell.holding])
         left = {*proven, *farewell.holding, *(n for n in farewell.answers if n not in farewell.silent)}
-        farewell.unreached = [n for n in self._recorder.state.slots if n not in left]
+        state = self._recorder.state  # what was given up is waited for no more, as before an attempt
+        farewell.unreached = [n for n in state.slots if n not in left and n not in state.lost]
         return farewell, last
 
     async def _say_farewell(

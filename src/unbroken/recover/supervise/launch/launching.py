@@ -323,7 +323,7 @@ class Launching:
         usable = [n for n in self._fleet.nodes if n not in state.lost and n not in state.cordoned]
         gone = [n for n in usable if not self._fleet.nodes[n].usable]
         coming = [n for n in usable if self._fleet.nodes[n].usable]
-        missing = await self._fleet.bring_up(coming, self._stop.__bool__)
+        missing = await self._fleet.bring_up(coming, self._replacing.is_hurried)
         for name in [*gone, *missing]:
             await self._fencing.lose(name, self._fleet.nodes[name].gone or "its agent did not come up")
 

@@ -75,9 +75,14 @@ class Replacing:
             await self._fencing.lose(found, "its agent did not come up")
         return found
 
+    def is_hurried(self) -> bool:
+        """Whether a stop was asked for. Raises Superseded: who waits for a cluster keeps hold of nodes that are another's by now."""
+        self._term.check()
+        return bool(self._stop)
+
     async def _return(self, name: str, until: float | None) -> bool:
         """Starts an agent on a node that has none; whether it came in time. One that comes later is found by whoever seeks."""
-        starting = self._fleet.return_node(name, self._stop.__bool__)
+        starting = self._fleet.return_node(name, self.is_hurried)
         if until is None:
             return await starting
         try:

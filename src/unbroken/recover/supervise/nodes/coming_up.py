@@ -26,7 +26,7 @@ _TRIES = 2
 
 
 async def bring_up(
-    nodes: Mapping[str, Node], names: Collection[str], start: Callable[[Collection[str]], Awaitable[ClusterAway | None]], moved: asyncio.Event,
+    nodes: Mapping[str, Node], names: Collection[str], start: Callable[[Collection[str]], Awaitable[Mapping[str, ClusterAway]]], moved: asyncio.Event,
     clock: Clock, say: Callable[[str], None], needs_them: Callable[[], bool], lease_s: float,
 ) -> list[str]:  # fmt: skip
     """Waits until all of `names` are up; returns those that did not come. `moved` is set when anything becomes of a node,
@@ -59,14 +59,13 @@ async def bring_up(
                 say(_describe(slow))
             idle, left = [], _LOOK_S
         away = await start(idle)
-        if away is None:
-            started.update(idle)
-        elif needs_them():
+        started.update(n for n in idle if n not in away)
+        if away and needs_them():
             began = clock.monotonic()
-            if away.message != told:
-                told = away.message
+            if (why := next(iter(away.values())).message) != told:
+                told = why
                 say(f"{told}; the run goes on as soon as that is over")
-        pause = AWAY_AGAIN_S if away is not None else _LOOK_S  # that a node is silent too long is no event
+        pause = AWAY_AGAIN_S if away else _LOOK_S  # that a node is silent too long is no event
         try:
             await wait_within(moved.wait(), min(left, pause))
         except TimeoutError:

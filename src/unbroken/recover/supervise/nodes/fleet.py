@@ -268,7 +268,7 @@ class Fleet:
             self.nodes, names, self._start_all, self._moved, self._clock, self._say, needs_them, self.lease_s
         )
 
-    async def _start_all(self, names: Collection[str]) -> ClusterAway | None:
+    async def _start_all(self, names: Collection[str]) -> dict[str, ClusterAway]:
         async def start(name: str) -> RunError | None:
             try:
                 self.nodes[name].launch = await self._cluster.start(name, self._command(name))
@@ -277,8 +277,8 @@ class Fleet:
                 return e
             return None
 
-        failed = (await for_each(names, start)).values()
-        return next((e for e in failed if isinstance(e, ClusterAway)), None)
+        failed = await for_each(names, start)
+        return {n: e for n, e in failed.items() if isinstance(e, ClusterAway)}
 
     async def return_node(self, name: str, hurried: Callable[[], bool] = bool) -> bool:
         """Starts a lost node again, empty; whether it came."""

@@ -38,12 +38,15 @@ class News:
         self._on_step, self._on_place = on_step, on_place
         self._attempt: Attempt | None = None
         self._start_seen = False
+        """Whether its first step is still to be noted, with how long it took."""
+        self._stepped_seen = False
+        """Whether it was noted that one which was taken over makes steps."""
         self._cold_whys: set[str] = set()
 
     def follow(self, attempt: Attempt, *, start_seen: bool = True) -> None:
         """From now on messages are this attempt's. `start_seen` is False for one that was taken over: how long its first
         step took is not known."""
-        self._attempt, self._start_seen = attempt, start_seen
+        self._attempt, self._start_seen, self._stepped_seen = attempt, start_seen, False
 
     def is_current(self, attempt: Attempt) -> bool:
         """Whether messages are still this one's."""
@@ -89,6 +92,9 @@ class News:
             self._start_seen = False
             seconds = round(first.time - attempt.started, 3)
             self._note("first_step", attempt=attempt.number, step=first.step, seconds=seconds)
+        elif attempt.taken_over and not self._stepped_seen:
+            self._stepped_seen = True
+            self._note("stepped", attempt=attempt.number, step=attempt.step)
 
     def _note(self, kind: str, **fields: Any) -> None:
         self._background.start(self._recorder.record_soft(kind, **fields))
