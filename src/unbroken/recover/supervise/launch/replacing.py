@@ -60,7 +60,7 @@ class Replacing:
         for name in [old, *given_up]:
             if self.can_return(name) and await self._return(name, until):
                 await self._recorder.record("returned", node=name)
-                self._say(f"no spare is left; {name} was started again, without its memory")
+                self._say(f"no spare is left; {name} was started again")
                 return name
         while found := await self._ask_for_node(old, until):
             was_lost = found in self._state.lost

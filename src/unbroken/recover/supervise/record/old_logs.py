@@ -53,6 +53,8 @@ class OldLogs:
         """`keep`: bytes that the logs of all attempts may take."""
         self._run_dir, self._keep, self._say = run_dir, keep, say
         self._turn = asyncio.Lock()
+        self._cutting = threading.Lock()
+        """Who leaves the middle of a log out does it alone: a thread goes on when nobody waits for it any more."""
         self._over = threading.Event()
         self._newest = 0
         self._bounding: asyncio.Task[None] | None = None
@@ -74,7 +76,7 @@ class OldLogs:
     async def _bound_often(self) -> None:
         while True:
             began = time.monotonic()
-            freed, refused = await asyncio.to_thread(bound_newest, self._run_dir, self._newest, self._keep)
+            freed, refused = await asyncio.to_thread(self._bound)
             for path, size in freed.items():
                 _log.info("%s: %s of its middle left out", path, Bytes(size))
             if refused and refused != self._refused:
@@ -93,7 +95,18 @@ class OldLogs:
 
     async def _settle(self) -> None:
         async with self._turn:  # whatever is compressed now ends at once
-            await asyncio.to_thread(settle_logs, self._run_dir, self._keep)
+            await asyncio.to_thread(self._settle_now)
+
+    def _bound(self) -> tuple[dict[Path, int], str]:
+        with self._cutting:
+            return bound_newest(self._run_dir, self._newest, self._keep)
+
+    def _settle_now(self) -> None:
+        if self._cutting.acquire(timeout=_SETTLE_S):
+            try:
+                settle_logs(self._run_dir, self._keep)
+            finally:
+                self._cutting.release()
 
     def close(self) -> None:
         self._over.set()
