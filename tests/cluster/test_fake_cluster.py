@@ -65,7 +65,7 @@ class Desk:
                     now = self.cluster.loop.time()
                     return {"monotonic": now, "wall": now + self.cluster.wall_offset_s}
                 case "hello":
-                    node = received.hello(m, 1 << 20)["node"]
+                    node = received.hello(m)["node"]
                     self.links[node], self.first[node] = link, m
                     self.hellos[node] = Hello.from_message(m)
                     return {"epoch": self.term}
