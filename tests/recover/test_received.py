@@ -65,3 +65,12 @@ def test_the_most_ranks_of_a_run_are_known_from_its_journal() -> None:
     fewer = {"kind": "amended", "command": ["a"], "nodes": 2, "nproc": 2}
     state = RunState.of([run, fewer])
     assert (state.nodes, state.most_ranks) == (2, 6)
+
+
+def test_whether_the_kernel_killed_a_rank_is_said_by_yes_or_no() -> None:
+    end = {"op": "exited", "attempt": 1, "rank": 0, "code": None, "signal": 9, "time": 1.0, "ours": False}
+    for told in ({}, {"oom": None}, {"oom": True, "oom_counted": True}, {"oom": False, "oom_counted": False}):
+        assert check(end | told, 2)
+    for told in ({"oom": 1}, {"oom": "yes"}, {"oom": True, "oom_counted": None}):
+        with pytest.raises(Malformed):
+            check(end | told, 2)

@@ -232,6 +232,8 @@ def _ending(m: Message) -> None:
             raise Malformed("'at' ends before it begins")
     if type(m.get("ours")) is not bool:
         raise Malformed("'ours' is neither true nor false")
+    if not (m.get("oom") is None or type(m["oom"]) is bool) or type(m.get("oom_counted", False)) is not bool:
+        raise Malformed("'oom' is neither true nor false")
 
 
 def _rank(key: Any, world_size: int) -> None:
