@@ -79,7 +79,16 @@ class RunUnderTest:
     def wait(self, within: float = 90) -> int:
         assert self.process is not None
         if self.process.stdout is not None and not self.process.stdout.closed:
-            self.output += self.process.communicate(timeout=within)[0]
+            try:
+                self.output += self.process.communicate(timeout=within)[0]
+            except subprocess.TimeoutExpired as e:
+                said = e.output.decode(errors="replace") if isinstance(e.output, bytes) else e.output or ""
+                logs = [
+                    f"--- {p}\n{p.read_text()[-2000:]}"
+                    for p in sorted(self.run_dir.path.glob("agents/*.log"))
+                ]
+                e.add_note("\n".join([f"what it said:\n{self.output}{said[-20000:]}", *logs]))
+                raise
         return self.process.returncode
 
     def journal(self, kind: str | None = None) -> list[dict[str, Any]]:
