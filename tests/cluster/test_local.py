@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
-from unbroken.cluster import local
+from unbroken.cluster import local, local_events
+from unbroken.cluster.contract import Request
 from unbroken.errors import DoesNotFit
 
 
@@ -22,6 +26,21 @@ def test_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.os, "cpu_count", lambda: 2)
     with pytest.raises(DoesNotFit, match="2 cores"):
         local.check_fits(129, 1, 0)
+
+
+def test_a_run_that_has_its_nodes_may_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who takes it over while it trains is not told that it does not fit beside itself."""
+    monkeypatch.setattr(local_events, "find_root", lambda run_id: tmp_path / run_id)
+    memory(monkeypatch, 16)
+    request = Request(2, 1, 1)
+    asyncio.run(local_events.LocalCluster("mine").acquire(request))
+    memory(monkeypatch, 0.1)
+    local_events.LocalCluster("mine").check(request)
+    for other in (local_events.LocalCluster("new"), local_events.LocalCluster("mine")):
+        with pytest.raises(DoesNotFit):
+            other.check(request if other.run_id == "new" else Request(3, 1, 1))
 
 
 def test_keepers_share_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
