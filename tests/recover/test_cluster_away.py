@@ -68,16 +68,16 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return made
 
 
-def begun(tmp_path: Path) -> RunDir:
+def begun(tmp_path: Path) -> RunFolder:
     run = RunFolder(RunDir(tmp_path / "run"), nodes=1, nproc=1, spares=0)
     run.attempt()
     run.run_dir.token.write_text("0" * 32)
     run.run_dir.token.chmod(0o600)
-    return run.run_dir
+    return run
 
 
 def test_a_supervisor_that_follows_waits_and_says_why(tmp_path: Path, away: Asked) -> None:
-    run_dir, said = begun(tmp_path), Said()
+    run_dir, said = begun(tmp_path).run_dir, Said()
     with pytest.raises(RunError, match="no user there"):
         run_supervised(run_dir, make_spec(COMMAND, cluster=ClusterChoice("hosts")), view=said, cwd=tmp_path)
     assert away.count == 4
@@ -89,7 +89,7 @@ def test_it_goes_on_without_a_node_that_refuses(
     tmp_path: Path, away: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away.left = [NodeRefuses("its key is another one", where="h1")]
-    run_dir, said = begun(tmp_path), Said()
+    run_dir, said = begun(tmp_path).run_dir, Said()
     beyond = pytest.raises(RunError, match="beyond it")
 
     def settle(*_: Any, **__: Any) -> None:
@@ -175,7 +175,7 @@ def test_what_stands_before_the_api_of_kubernetes(status: int, away: bool) -> No
 )
 def test_a_stop_ends_the_wait_and_leaves_the_run_as_it_was(sig: signal.Signals, tmp_path: Path) -> None:
     pytest.importorskip("asyncssh")
-    run_dir = begun(tmp_path)
+    run_dir = begun(tmp_path).run_dir
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]

@@ -12,35 +12,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.run_folder import RunFolder
-from unbroken.errors import RunDirMismatch, RunStopped, StorageError
+from unbroken.errors import RunDirMismatch, RunStopped, StorageError, UsageError
 from unbroken.progress import RunDir, Term
 from unbroken.recover import standby
 from unbroken.recover.start import make_spec
-from unbroken.recover.supervise.screen.view import Lines
 
 from ..integration.conftest import SCRIPT, RunUnderTest
-
-COMMAND = ["train.py", "--lr", "3e-4"]
-"""That of `RunFolder`."""
-
-
-class Said(Lines):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
+from .test_cluster_away import COMMAND, Said, begun
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setattr(standby, "_EVERY_S", 0.001)
     (tmp_path / "train.py").touch()
-    made = RunFolder(RunDir(tmp_path / "run"), nodes=1, nproc=1, spares=0)
-    made.attempt()
-    made.run_dir.token.write_text("0" * 32)
-    made.run_dir.token.chmod(0o600)
-    return made
+    return begun(tmp_path)
 
 
 def stand_by(run: RunFolder, said: Said, *command: str) -> str:
@@ -62,6 +47,11 @@ def test_a_run_that_was_stopped_by_a_verdict_waits_for_a_person(run: RunFolder) 
         stand_by(run, Said())
 
 
+def test_there_is_a_run_to_stand_by_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run to stand by for"):
+        standby.stand_by(RunDir(tmp_path / "run"), make_spec(COMMAND), view=Said(), cwd=tmp_path)
+
+
 def test_what_is_wrong_with_the_command_is_told_at_once(run: RunFolder) -> None:
     with pytest.raises(RunDirMismatch):
         stand_by(run, Said(), "train.py", "--lr", "1")
@@ -80,8 +70,7 @@ def test_who_cannot_be_reached_and_still_writes_has_the_run(
         return False
 
     monkeypatch.setattr(standby, "_answers", nobody)
-    monkeypatch.setattr(standby, "METRICS_S", 0.05)
-    monkeypatch.setattr(standby, "_LATE_S", 0.05)
+    monkeypatch.setattr(standby, "_SILENT_S", 0.1)
     monkeypatch.setattr(Term, "supervisor_is_gone", lambda self: False)
     monkeypatch.setattr(standby, "run_supervised", lambda *args, **_: took.append(args[1]) or "completed")
     said = Said()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import RunInUse, RunStopped, StorageError
+from ..errors import RunInUse, RunStopped, StorageError, UsageError
 from ..progress import RunDir, RunSpec, Term, check_same, read_spec
 from ..progress.records.state import RunState
 from .amend import read_run_secret
@@ -20,10 +20,8 @@ from .supervise.screen.view import Lines, View
 from .supervise.supervisor import METRICS_S
 
 _EVERY_S = 2.0
-_LATE_S = 2.0
-"""A file that is written every few seconds, seen over a network, may be so late."""
-_TRIES = 2
-"""So often in a row a supervisor does not answer that is taken for gone."""
+_SILENT_S = METRICS_S + 2.0
+"""A supervisor that gives no sign for so long is gone: what it writes every few seconds may come late over a network."""
 _ENDED = ("completed", "interrupted", "stopped")
 
 
@@ -32,15 +30,20 @@ def stand_by(run_dir: RunDir, wanted: RunSpec, *, view: View | None = None, cwd:
 
     What is wrong with the command, the run's key files or its cluster is told at once, and not in the night. What the run is amended
     to later is followed. A supervisor that cannot be reached from here and still writes into the run directory has the run.
-    Raises RunStopped where the run was stopped by a verdict meanwhile (a person has to look at that), RunInterrupted at one of
+    Raises UsageError where there is no run, RunStopped where the run was stopped by a verdict meanwhile (a person has to look at that), RunInterrupted at one of
     STOP_SIGNALS while it waits, and the errors of `run_supervised`.
     """
     here, shown = cwd or Path.cwd(), view or Lines()
     check_words(wanted.command)
     record = find_record(run_dir, wanted)
-    if run_dir.spec.exists():
-        follow_journal(run_dir, record)
-        check_same(read_spec(run_dir.spec), wanted, run_dir)
+    if not run_dir.spec.exists():
+        raise UsageError(
+            "there is no run to stand by for",
+            where=str(run_dir.path),
+            hint="Start it first, without --standby",
+        )
+    follow_journal(run_dir, record)
+    check_same(read_spec(run_dir.spec), wanted, run_dir)
     check_cluster(run_dir, wanted, here, goes_on=True, say=shown.say)
     watch = _Watch(run_dir, record, shown.say)
     while True:
@@ -64,28 +67,28 @@ class _Watch:
     def __init__(self, run_dir: RunDir, record: Record, say: Callable[[str], None]) -> None:
         self._run_dir, self._record, self._say = run_dir, record, say
         self._said = ""
-        self._written, self._seen = 0, 0.0
-        """When the supervisor wrote its metrics last, by the file system's clock, and when that was seen to change, by ours."""
+        self._written = self._read_written()
+        """When the supervisor wrote its metrics last, by the file system's clock: that it changes is a sign."""
 
     def wait(self) -> str:
         """Until nobody supervises the run: how it ended, "" where it has not. Raises RunStopped."""
-        silent = 0
+        heard = time.monotonic()
         while True:
             try:
                 terms = self._record.terms()
-                term = terms[-1] if terms else None
-                if term is None:
-                    self._tell("the run has not begun: standing by (Ctrl-C ends that)")
-                elif (sign := self._find_sign(term)) is not None:
-                    silent = 0
+                if not terms:
+                    self._tell("the run is about to begin: standing by (Ctrl-C ends that)")
+                elif sign := self._find_sign(term := terms[-1]):
+                    heard = time.monotonic()
                     self._tell(
-                        f"process {term.pid} on {term.host} supervises the run{sign}: standing by (Ctrl-C ends that alone)"
+                        f"process {term.pid} on {term.host} {sign}: standing by (Ctrl-C ends that alone)"
                     )
                 elif (ended := self._read_end()) is not None:
                     return ended
-                elif term.supervisor_is_gone() or (silent := silent + 1) >= _TRIES:
+                elif term.supervisor_is_gone() or time.monotonic() - heard >= _SILENT_S:
                     return ""
             except (OSError, StorageError) as e:
+                heard = time.monotonic()  # nobody knows what it wrote meanwhile
                 self._tell(f"the record of the run cannot be read ({e}): standing by")
             time.sleep(_EVERY_S)
 
@@ -94,18 +97,16 @@ class _Watch:
             self._said = what
             self._say(what)
 
-    def _find_sign(self, term: Term) -> str | None:
-        """None where there is no sign of this term's supervisor; else what is to be said beside that it has the run."""
-        written = self._read_written()
-        if written != self._written:
-            self._written, self._seen = written, time.monotonic()
+    def _find_sign(self, term: Term) -> str:
+        """What this term's supervisor does, in words; "" where there is no sign of it now."""
+        before, self._written = self._written, self._read_written()
         if term.supervisor_is_gone():
-            return None
-        if asyncio.run(_answers(self._run_dir, term)):
             return ""
-        if self._seen and time.monotonic() - self._seen < METRICS_S + _LATE_S:
-            return ", cannot be reached from here, and still writes into the run directory"
-        return None
+        if asyncio.run(_answers(self._run_dir, term)):
+            return "supervises the run"
+        if self._written != before:
+            return "cannot be reached from here, and still writes into the run directory"
+        return ""
 
     def _read_written(self) -> int:
         try:
