@@ -80,6 +80,16 @@ def make_sure(run: SimulatedRun) -> None:
         path.touch()
 
 
+async def lose_sight(run: SimulatedRun) -> None:
+    """The pair trains and is cut off, its attempt is sealed without what it holds, and another one trains on the spares."""
+    await reach(run, 1, 30)
+    for name in PAIR:
+        run.faults.isolate(name, noticed_after_s=1.0)
+    await run.until(lambda: run.journal("waiting") or len(run.journal("attempt")) == 2)
+    make_sure(run)
+    await run.until(lambda: len(run.journal("attempt")) == 2)
+
+
 # --- a supervisor that stood still, and was superseded meanwhile
 
 
@@ -339,12 +349,7 @@ def test_snapshots_that_no_seal_lists_count_until_a_later_attempt_has_left_somet
     monkeypatch.setattr(FakeCluster, "peer_of", lambda self, node: None)  # it copies over cut links too
 
     async def act(run: SimulatedRun) -> None:
-        await reach(run, 1, 30)
-        for name in PAIR:
-            run.faults.isolate(name, noticed_after_s=1.0)
-        await run.until(lambda: run.journal("waiting") or len(run.journal("attempt")) == 2)
-        make_sure(run)
-        await run.until(lambda: len(run.journal("attempt")) == 2)
+        await lose_sight(run)
         if saved:
             await reach(run, 2, 20)
             _commit(run.run_dir.checkpoints, 2, 19)
@@ -412,12 +417,7 @@ def test_what_the_end_of_a_run_saves_counts_though_no_seal_listed_it(
         raise OSError(errno.EIO, "Input/output error")
 
     async def act(run: SimulatedRun) -> None:
-        await reach(run, 1, 30)
-        for name in PAIR:
-            run.faults.isolate(name, noticed_after_s=1.0)
-        await run.until(lambda: run.journal("waiting") or len(run.journal("attempt")) == 2)
-        make_sure(run)
-        await run.until(lambda: len(run.journal("attempt")) == 2)
+        await lose_sight(run)
         for name in PAIR:
             run.faults.return_node(name)
         await asyncio.sleep(0.2)

@@ -20,7 +20,7 @@ from .supervise.launch.takeover import reach_supervisor
 from .wire import read_token
 
 _ANSWER_S = 30.0
-_POLL_S = 0.2
+_POLL_S, _POLL_SLOW_S = 0.2, 2.0
 _NO_STEPS_S = 120.0
 """So long after the start of an attempt a run that never told a step is taken for one that tells none."""
 _PROGRESS = ("first_step", "stepped", "durable")
@@ -160,7 +160,7 @@ async def _wait_for_step(
                 f"its supervisor, process {term.pid} on {term.host}, ended meanwhile", where=str(where),
                 hint="Give the amended command again: it takes over with it",
             )  # fmt: skip
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(_POLL_SLOW_S if record.slow else _POLL_S)
 
 
 def read_run_secret(run_dir: RunDir) -> Secret:

@@ -154,9 +154,8 @@ class RunState:
             if self.status in ("stopped", "interrupted"):
                 # Somebody looked at it and gave the command again: budgets start afresh.
                 self.history, self.grown, self.growing, self.by_hand = [], [], False, True
-                self._note_proven(
-                    stepped=self.stepped
-                )  # whoever gave a command by hand is told what is wrong with it
+                # Whoever gave a command by hand is told what is wrong with it.
+                self._note_proven(stepped=self.stepped)
             if self.status != "completed":
                 self.status, self.why = "running", ""
         elif kind == "resized":
@@ -199,9 +198,8 @@ class RunState:
             )
         elif kind == "restored":
             self.asked.add(int(r["attempt"]))
-            if (
-                self.restored is None or int(r["attempt"]) >= self.restored[0]
-            ):  # of an earlier one it may come late
+            # Of an earlier attempt it may come late.
+            if self.restored is None or int(r["attempt"]) >= self.restored[0]:
                 self.restored = (int(r["attempt"]), r.get("of"), r.get("step"))
             if self.attempt_open and (r.get("of"), r.get("step")) in self.brought_offers:
                 self.step = int(r["step"])  # on purpose: an import of an earlier step, say

@@ -176,12 +176,7 @@ class Accepting:
         held = await self._keepers.list_snapshots(self._fleet.up(), _INVENTORY_S)
         ranks = self.map_ranks(self._state.slots)
         whole = await asyncio.to_thread(find_whole, self._of_size(len(self._state.slots), held), ranks)
-        state = self._state
-        return [
-            m
-            for m in whole
-            if not is_superseded(m.attempt, m.step, state) and not state.is_rolled_back(m.attempt, m.step)
-        ]
+        return keep_counting(whole, self._state)
 
     async def find_left_behind(self, slots: Sequence[str], inventories: Inventories) -> Last | None:
         """What goes with the nodes that are left, where these go on: see the function of that name. Where they are more or
@@ -247,17 +242,7 @@ def find_left_behind(
     disk. None where all of it stays, or nothing is whole."""
 
     def find_newest(held: Mapping[str, Sequence[Mapping[str, Any]]]) -> Last | None:
-        whole = find_whole(held, rank_nodes)
-        there = {(m.attempt, m.step) for m in whole} & state.accepted
-        return next(
-            (
-                m
-                for m in whole
-                if not state.is_rolled_back(m.attempt, m.step)
-                and not is_superseded(m.attempt, m.step, state, there)
-            ),
-            None,
-        )
+        return next(iter(keep_counting(find_whole(held, rank_nodes), state)), None)
 
     best = find_newest(inventories)
     if best is None or (best.step, best.attempt) in state.durable:
@@ -267,7 +252,17 @@ def find_left_behind(
     return None if near is not None and (near.attempt, near.step) == (best.attempt, best.step) else best
 
 
-def is_superseded(attempt: int, step: int, state: RunState, there: Collection[tuple[int, int]] = ()) -> bool:
+def keep_counting(whole: Sequence[Last], state: RunState) -> list[Last]:
+    """Those of these snapshots in memory that may still count."""
+    there = {(m.attempt, m.step) for m in whole} & state.accepted
+    return [
+        m
+        for m in whole
+        if not state.is_rolled_back(m.attempt, m.step) and not is_superseded(m.attempt, m.step, state, there)
+    ]
+
+
+def is_superseded(attempt: int, step: int, state: RunState, there: Collection[tuple[int, int]]) -> bool:
     """Whether a snapshot in memory, which no seal lists, is of an attempt after which another one has left something that counts: a
     checkpoint, or one of those in memory that are `there`."""
     if (attempt, step) in state.accepted:

@@ -193,9 +193,8 @@ class Recovering:
         self, incident: Incident, verdict: Verdict, facts: Facts, attempt: Attempt | None = None, *, missing: int = 0
     ) -> Decision:  # fmt: skip
         """Decides, and writes it down before anything is done. So many slots are `missing`, whatever the verdict. Raises Superseded."""
-        self._term.check(
-            at_once=True
-        )  # a diagnosis takes its time, and whoever stood still does not know how long
+        # A diagnosis takes its time, and whoever stood still does not know how long.
+        self._term.check(at_once=True)
         state = self._recorder.state
         room = len(self._fleet.find_free(state.slots, {*incident.nodes, *state.cordoned})) - missing
         decision = decide(
